@@ -1,15 +1,16 @@
-"""Training by both schedules, for the tests of the decoupled one."""
+"""What the tests of the decoupled schedule train."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import nn
 
-import aiacc.torch as hvd
-from aiacc.torch.decoupled.part import Part
+from tests.support.training import Recipe, Together, compare, distributed
 
-#: Several buckets for the models below.
-BUCKET_BYTES = 4000
+#: With several buckets for the models of these tests.
+DECOUPLED = {"schedule": "decoupled", "bucket_bytes": 1000}
 
 
 def net() -> nn.Sequential:
@@ -19,59 +20,50 @@ def net() -> nn.Sequential:
     )
 
 
-def batch(step: int, rank: int, size: int = 20) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1000 * step + rank)
+def rows(rank: int, batch: int, size: int = 20) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * batch + rank)
     return torch.randn(8, size, generator=generator)
 
 
-def loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-    return model(batch(step, rank)).pow(2).mean()
+def loss(model: nn.Module, rank: int, batch: int) -> torch.Tensor:
+    return model(rows(rank, batch)).pow(2).mean()
 
 
-def wrap(module, optimizer, schedule="decoupled", **arguments):
-    if schedule == "decoupled":
-        arguments = {"model": module, "bucket_bytes": BUCKET_BYTES, **arguments}
-    return hvd.DistributedOptimizer(
-        optimizer, module.named_parameters(), schedule=schedule, **arguments
-    )
+def sgd(parameters, lr: float = 0.1) -> torch.optim.SGD:
+    return torch.optim.SGD(parameters, lr, momentum=0.9)
 
 
-def begin():
-    """Start the job; a model and its optimizer, the same on every rank."""
-    torch.set_num_threads(1)
-    hvd.init()
-    model = net()
-    return model, wrap(model, torch.optim.SGD(model.parameters(), 0.1))
+def adam(parameters) -> torch.optim.Adam:
+    """Vectors have a learning rate of their own, and no decay."""
+    parameters = list(parameters)
+    groups = [
+        {"params": [p for p in parameters if p.dim() == 1], "lr": 0.02},
+        {"params": [p for p in parameters if p.dim() != 1], "weight_decay": 0.01},
+    ]
+    return torch.optim.Adam(groups, 0.01)
 
 
-def train(model, optimizer, steps, before_step=lambda optimizer: None, loss=loss):
-    for step in steps:
-        optimizer.zero_grad()
-        loss(model, step, hvd.rank()).backward()
-        before_step(optimizer)
-        optimizer.step()
+NET = Recipe(net, sgd, loss)
+#: As one process learns with this schedule, where who does not wait has parameters of before.
+compare_late = partial(compare, late=True, **DECOUPLED)
 
 
-def check_equal(found: nn.Module, expected: nn.Module) -> None:
-    """To the last bit with two ranks, whose sums have one order."""
-    for (name, one), other in zip(found.named_parameters(), expected.parameters(), strict=True):
-        if hvd.size() == 2:
-            assert torch.equal(one, other), name
-        torch.testing.assert_close(one, other, msg=lambda text, name=name: f"{name}: {text}")
-    everyones = hvd.allgather(torch.cat([p.detach().reshape(1, -1) for p in found.parameters()], 1))
-    assert torch.equal(everyones, everyones[:1].expand_as(everyones))
+def wrap(model: nn.Module, optimizer=None, **options):
+    """A decoupled optimizer of several buckets, of SGD by default."""
+    return distributed(model, optimizer or sgd(model.parameters()), **{**DECOUPLED, **options})
 
 
-def gather_late() -> None:
-    """Let all-gathers start when they are waited for: who does not wait has old parameters."""
-    start, finish = Part.gather, Part.finish_gather
+def start(make=net, make_optimizer=sgd, **options) -> Together:
+    """A training of this rank with the decoupled schedule."""
+    model = make()
+    return Together(model, wrap(model, make_optimizer(model.parameters()), **options), loss)
 
-    def gather(part: Part) -> None:
-        part._gather_handle = -1
 
-    def finish_gather(part: Part) -> None:
-        if part._gather_handle == -1:
-            start(part)
-        finish(part)
+def all_awaited(optimizer) -> bool:
+    """Whether every parameter is under way."""
+    return len(optimizer.awaited) == sum(map(len, optimizer.buckets)) > 0
 
-    Part.gather, Part.finish_gather = gather, finish_gather
+
+def values(model: nn.Module) -> list[torch.Tensor]:
+    """Copies of the parameters."""
+    return [parameter.detach().clone() for parameter in model.parameters()]

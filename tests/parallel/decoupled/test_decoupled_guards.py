@@ -13,16 +13,26 @@ from torch.nn import functional
 
 import aiacc.torch as hvd
 from tests.parallel.decoupled.decoupled_training import (
-    batch,
-    begin,
-    check_equal,
-    gather_late,
+    NET,
+    all_awaited,
+    compare_late,
     loss,
     net,
-    train,
+    rows,
+    sgd,
+    start,
     wrap,
 )
+from tests.support.jobs import on_ranks
 from tests.support.ranks import run_ranks
+from tests.support.training import (
+    Alone,
+    Recipe,
+    Together,
+    check_learned,
+    gathers_late,
+    train,
+)
 
 
 class _Attention(nn.Module):
@@ -95,51 +105,37 @@ class _Recurrent(nn.Module):
         return torch.utils.checkpoint.checkpoint(self.last, hidden, use_reentrant=False)
 
 
-def _guards(kind):
-    torch.set_num_threads(1)
-    hvd.init()
-    gather_late()
-    models = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        models.append(kind())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # none is without guard
-        for model, schedule in zip(models, ("all_reduce", "decoupled"), strict=True):
-            sgd = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
-            optimizer = wrap(model, sgd, schedule, **(_small(schedule)))
-            train(model, optimizer, range(4))
-    assert any(bucket.gathering for bucket in optimizer._exchange.buckets)
-    assert len(optimizer._exchange.buckets) > 1
-    optimizer.flush()
-    check_equal(models[1], models[0])
-    hvd.shutdown()
-
-
-def _small(schedule):
-    return {"bucket_bytes": 1000} if schedule == "decoupled" else {}
+def _four_steps(training):
+    train(training, range(4))
+    if not isinstance(training, Alone):
+        assert training.optimizer.awaited
+        assert len(training.optimizer.buckets) > 1
 
 
 @pytest.mark.parametrize("kind", [_Attention, _Tied, _Backwards, _Normed, _Recurrent])
+@on_ranks(2)
 def test_modules_that_use_parameters_in_their_ways(kind):
-    run_ranks(2, _guards, kind)
+    def make():
+        torch.manual_seed(0)
+        return kind()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # none is without guard
+        compare_late(_four_steps, Recipe(make, lambda parameters: sgd(parameters, 0.5), loss))
 
 
-def _compiled(how):
+@pytest.mark.parametrize("how", ["model", "in place", "blocks", "part"])
+@on_ranks(2, timeout=110)
+def test_compiled_models(how):
     """Compiled code is not compiled anew, and sees no parameter that is awaited."""
-    torch.set_num_threads(1)
-    hvd.init()
-    gather_late()
-    graphs = []
+    graphs, counts = [], []
 
     def backend(graph, inputs):
         graphs.append(graph)
         return graph.forward
 
-    models, counts = (net(), net()), []
-    for model, schedule in zip(models, ("all_reduce", "decoupled"), strict=True):
-        optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1), schedule)
-        call = model
+    def compiled(training):
+        model = call = training.model
         if how == "model":
             call = torch.compile(model, backend=backend)
         elif how == "in place":
@@ -148,132 +144,110 @@ def _compiled(how):
             hvd.compile_blocks(model, backend=backend)
         elif how == "part":
             model[2] = torch.compile(model[2], backend=backend)
-            optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1), schedule)
-        on = lambda _, s, r, call=call: loss(call, s, r)  # noqa: E731
-        train(model, optimizer, range(4), loss=on)
+            if isinstance(training, Together):
+                training.optimizer = None
+                training.optimizer = wrap(model)
+        training.loss = lambda _, rank, batch: loss(call, rank, batch)
+        train(training, range(4))
         counts.append(len(graphs))
-        train(model, optimizer, range(4, 7), loss=on)
+        train(training, range(4, 7))
         assert len(graphs) == counts[-1]
+        assert isinstance(training, Alone) or all_awaited(training.optimizer)
+
+    compare_late(compiled, NET)
     # At most once more: in the first step, which has nothing to wait for, and in the second.
     assert counts[1] - counts[0] <= 2 * counts[0]
-    assert not optimizer._exchange.guards.synchronous
-    assert any(bucket.gathering for bucket in optimizer._exchange.buckets)
-    check_equal(models[1], models[0])
-    hvd.shutdown()
 
 
-@pytest.mark.parametrize("how", ["model", "in place", "blocks", "part"])
-def test_compiled_models(how):
-    run_ranks(2, _compiled, how, timeout=110)
-
-
-def _compiled_function():
+@on_ranks(2, timeout=110)
+def test_a_compiled_function_of_parameters():
     """What is compiled without the model is right, if slow: it has no hook."""
-    torch.set_num_threads(1)
-    hvd.init()
-    gather_late()
-    models = net(), net()
+
+    def trained_by_a_function(training):
+        @torch.compile(backend="eager")
+        def on(model, rows):
+            hidden = torch.tanh(functional.linear(rows, model[0].weight, model[0].bias))
+            hidden = functional.linear(hidden, model[2].weight, model[2].bias)
+            return functional.linear(hidden, model[4].weight, model[4].bias).pow(2).mean()
+
+        training.loss = lambda model, rank, batch: on(model, rows(rank, batch))
+        train(training, range(5))
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of dynamo
-        for model, schedule in zip(models, ("all_reduce", "decoupled"), strict=True):
-            optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1), schedule)
-
-            @torch.compile(backend="eager")
-            def on(model, rows):
-                hidden = torch.tanh(functional.linear(rows, model[0].weight, model[0].bias))
-                hidden = functional.linear(hidden, model[2].weight, model[2].bias)
-                return functional.linear(hidden, model[4].weight, model[4].bias).pow(2).mean()
-
-            train(model, optimizer, range(5), loss=lambda m, s, r, on=on: on(m, batch(s, r)))
-    check_equal(models[1], models[0])
-    hvd.shutdown()
+        compare_late(trained_by_a_function, NET)
 
 
-def test_a_compiled_function_of_parameters():
-    run_ranks(2, _compiled_function, timeout=110)
-
-
-def _readers():
-    torch.set_num_threads(1)
-    hvd.init()
-    gather_late()
-    reference, model = net(), net()
-    sgd = torch.optim.SGD(reference.parameters(), 0.1)
-    other = wrap(reference, sgd, "all_reduce")
-    optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1))
+@on_ranks(2)
+def test_readers_and_writers_of_parameters_wait():
+    model = net()
+    alone = Alone(model, sgd(model.parameters()), loss)
+    training = start()
+    reference, model = alone.model, training.model
 
     def step(number):
-        train(reference, other, [number])
-        train(model, optimizer, [number])
+        train(alone, [number])
+        train(training, [number])
 
-    step(0)
-    step(1)
-    assert all(bucket.gathering for bucket in optimizer._exchange.buckets)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, reference.state_dict()[name])
-    step(2)
-    for name, value in model[2].state_dict().items():
-        assert torch.equal(value, reference[2].state_dict()[name])
-    optimizer.flush()
-    step(3)
-    model.eval()
-    assert torch.equal(model(batch(9, 9)), reference(batch(9, 9)))
-    model.train()
-    step(4)
-    with torch.no_grad():
-        assert torch.equal(model(batch(9, 9)), reference(batch(9, 9)))
-    step(5)
-    hvd.broadcast_parameters(list(model.named_parameters()), 1)
-    check_equal(model, reference)
-    step(6)
-    model.load_state_dict(net().state_dict())
-    check_equal(model, net())
-    optimizer.flush()
-    check_equal(model, net())
-    hvd.shutdown()
+    def check_state(found, expected):
+        for name, value in found.state_dict().items():
+            assert torch.equal(value, expected.state_dict()[name])
 
-
-def test_readers_and_writers_of_parameters_wait():
-    run_ranks(2, _readers)
+    with gathers_late():
+        step(0)
+        step(1)
+        assert all_awaited(training.optimizer)
+        check_state(model, reference)
+        step(2)
+        check_state(model[2], reference[2])
+        training.optimizer.flush()
+        step(3)
+        model.eval()
+        assert torch.equal(model(rows(9, 9)), reference(rows(9, 9)))
+        model.train()
+        step(4)
+        with torch.no_grad():
+            assert torch.equal(model(rows(9, 9)), reference(rows(9, 9)))
+        step(5)
+        hvd.broadcast_parameters(list(model.named_parameters()), 1)
+        check_learned(model, reference, exactly=True)
+        step(6)
+        model.load_state_dict(net().state_dict())
+        check_learned(model, net(), exactly=True)
+        training.optimizer.flush()
+        check_learned(model, net(), exactly=True)
 
 
-def _copies():
-    model, optimizer = begin()
-    train(model, optimizer, range(2))
-    rows = batch(0, 0)
-    expected = model(rows)
+@on_ranks(2)
+def test_models_are_copied_and_wrapped_again():
+    training = train(start(), range(2))
+    model = training.model
+    expected = model(rows(0, 0))
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(other(rows), expected)
+        assert torch.equal(other(rows(0, 0)), expected)
         assert other[0].weight.data_ptr() != model[0].weight.data_ptr()
         assert other.state_dict().keys() == model.state_dict().keys()
     with pytest.raises(TypeError, match=r"cannot be copied or pickled"):
-        copy.deepcopy(optimizer)
-    del optimizer
-    again = wrap(model, torch.optim.SGD(model.parameters(), 0.1))
-    train(model, again, range(2))
-    again.flush()
-    assert not torch.equal(model(rows), expected)
-    hvd.shutdown()
-
-
-def test_models_are_copied_and_wrapped_again():
-    run_ranks(2, _copies)
+        copy.deepcopy(training.optimizer)
+    training.optimizer = None
+    training.optimizer = wrap(model)
+    train(training, range(2)).optimizer.flush()
+    assert not torch.equal(model(rows(0, 0)), expected)
 
 
 def _ends_early():
     """Rank 1 ends at once after the last step; rank 0 reads parameters later."""
     torch.set_num_threads(1)
     hvd.init()
-    gather_late()
-    model = net()
-    optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1))
-    train(model, optimizer, range(2))
-    if hvd.rank() == 1:
-        hvd.shutdown()
-    else:
-        optimizer.flush()
-    assert not any(bucket.gathering for bucket in optimizer._exchange.buckets)
-    value = loss(model, 0, 0).item()
+    training = start()
+    with gathers_late():
+        train(training, range(2))
+        if hvd.rank() == 1:
+            hvd.shutdown()
+        else:
+            training.optimizer.flush()
+        assert not training.optimizer.awaited
+        value = loss(training.model, 0, 0).item()
     hvd.shutdown()
     return value
 

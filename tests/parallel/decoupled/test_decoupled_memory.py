@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 import aiacc.torch as hvd
-from tests.parallel.decoupled.decoupled_training import train, wrap
-from tests.support.ranks import free_port, run_ranks
+from tests.parallel.decoupled.decoupled_training import DECOUPLED, sgd
+from tests.support.jobs import on_ranks
+from tests.support.ranks import free_port
+from tests.support.training import Recipe, Together, compare, train
 
 
 def _net(memory_format=torch.contiguous_format):
     """In float64, so that orders of sums, which memory formats change, are within tolerances."""
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.Flatten(1), nn.Linear(96, 8)
-    )
-    model.append(nn.Linear(8, 8))
+    layers = nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.Flatten(1), nn.Linear(96, 8)
+    model = nn.Sequential(*layers, nn.Linear(8, 8))
     return model.to(torch.float64, memory_format=memory_format)
 
 
-def _loss(model, step, rank):
-    generator = torch.Generator().manual_seed(10 * step + rank)
+def _loss(model, rank, batch):
+    generator = torch.Generator().manual_seed(10 * batch + rank)
     inputs = torch.randn(2, 3, 8, 8, generator=generator, dtype=torch.float64)
     return model(inputs).pow(2).mean()
 
 
-def _adam(model):
-    return torch.optim.Adam(model.parameters(), lr=0.01)
+def _adam(parameters):
+    return torch.optim.Adam(parameters, lr=0.01)
 
 
 def _channels_last(model):
@@ -52,56 +52,36 @@ def _scale_gradients(model):
         parameter.grad.data = parameter.grad.data * 0.5
 
 
-def _is_square(tensor):
-    return tensor.dim() > 1 and tensor.shape[-1] == tensor.shape[-2]
+def _squares(model):
+    shapes = ((p, p.shape) for p in model.parameters())
+    return [p for p, shape in shapes if len(shape) > 1 and shape[-1] == shape[-2]]
 
 
 def _transpose_parameters(model):
     """The same memory in another form."""
-    for parameter in filter(_is_square, model.parameters()):
+    for parameter in _squares(model):
         parameter.data = parameter.data.mT
 
 
 def _transpose_gradients(model):
-    for parameter in filter(_is_square, model.parameters()):
+    for parameter in _squares(model):
         parameter.grad.data = parameter.grad.data.mT
 
 
-def _before(change):
-    return torch.channels_last if change is _contiguous else torch.contiguous_format
-
-
-def _train(model, optimizer, ranks, change, when, set_to_none):
+def _changed(change, when, set_to_none, training):
     """Five steps of two passes each, with the change in the third."""
-    passes = 2
     for step in range(5):
-        optimizer.zero_grad(set_to_none=set_to_none)
-        for number in range(passes):
-            total = sum(_loss(model, passes * step + number, rank) for rank in ranks)
-            (total / hvd.size() if len(ranks) > 1 else total).backward()
-            if (step, number) == (2, 0) and when == "passes":
-                change(model)
-        if step == 2 and when == "synchronize":
-            if len(ranks) == 1:
-                optimizer.synchronize()
-            change(model)
-        optimizer.step()
-        if step == 2 and when == "step":
-            change(model)
-
-
-def _between(changes, when):
-    torch.set_num_threads(1)
-    hvd.init()
-    for change, set_to_none in itertools.product(changes, (True, False)):
-        models = [_net(_before(change)) for _ in range(2)]
-        plain = _adam(models[0])
-        _train(models[0], plain, range(hvd.size()), change, when, set_to_none)
-        optimizer = wrap(models[1], _adam(models[1]), backward_passes_per_step=2)
-        _train(models[1], optimizer, [hvd.rank()], change, when, set_to_none)
-        for expected, found in zip(models[0].parameters(), models[1].parameters(), strict=True):
-            torch.testing.assert_close(found, expected)
-    hvd.shutdown()
+        training.zero_grad(set_to_none)
+        for number in range(2):
+            training.backward(2 * step + number)
+            if (step, number, when) == (2, 0, "passes"):
+                training.change(change)
+        if (step, when) == (2, "synchronize"):
+            training.optimizer.synchronize() if isinstance(training, Together) else None
+            change(training.model)
+        training.step()
+        if (step, when) == (2, "step"):
+            change(training.model)
 
 
 @pytest.mark.parametrize(
@@ -112,36 +92,41 @@ def _between(changes, when):
         ("synchronize", [_scale_parameters, _transpose_parameters]),
     ],
 )
+@on_ranks(2)
 def test_training_is_plain_with_other_memory_after(when, changes):
-    run_ranks(2, _between, changes, when)
+    for change in changes:
+        before = torch.channels_last if change is _contiguous else torch.contiguous_format
+        for set_to_none in (True, False):
+            situation = partial(_changed, change, when, set_to_none)
+            compare(
+                situation,
+                Recipe(partial(_net, before), _adam, _loss),
+                exactly=False,
+                backward_passes_per_step=2,
+                **DECOUPLED,
+            )
 
 
-def _on_the_way():
-    """An error in the first step, and in later ones, and no parameter is changed."""
-    torch.set_num_threads(1)
-    hvd.init()
-    for change, synchronizes in itertools.product(
-        (_channels_last, _scale_gradients), (False, True)
-    ):
-        models = [_net(), _net()]
-        optimizers = [wrap(m, torch.optim.SGD(m.parameters(), 0.1)) for m in models]
-        for step in range(3):
-            before = [parameter.detach().clone() for parameter in models[1].parameters()]
-            _loss(models[1], step, hvd.rank()).backward()
-            if synchronizes:
-                optimizers[1].synchronize()
-            change(models[1])
-            with pytest.raises(ValueError, match=r"bucket of '.*' were .* or given other memory"):
-                optimizers[1].step()
-            assert all(map(torch.equal, before, models[1].parameters()))
-            for model, optimizer in zip(models, optimizers, strict=True):
-                train(model, optimizer, [step], loss=_loss)
-        assert all(map(torch.equal, *(model.parameters() for model in models)))
-    hvd.shutdown()
+@pytest.mark.parametrize("synchronizes", [False, True])
+@pytest.mark.parametrize("change", [_channels_last, _scale_gradients])
+@on_ranks(2)
+def test_gradients_that_get_other_memory_on_their_way_are_an_error(change, synchronizes):
+    """In the first step and in later ones, and no parameter is changed."""
 
+    def moved(training):
+        if synchronizes:
+            training.optimizer.synchronize()
+        change(training.model)
+        training.step()
 
-def test_gradients_that_get_other_memory_on_their_way_are_an_error():
-    run_ranks(2, _on_the_way)
+    def steps(training):
+        for batch in range(3):
+            if isinstance(training, Together):
+                training.backward(batch)
+            training.refused(moved, r"bucket of '.*' were .* or given other memory")
+            train(training, [batch])
+
+    compare(steps, Recipe(_net, sgd, _loss), exactly=False, **DECOUPLED)
 
 
 class _Assigns(torch.optim.SGD):
@@ -158,46 +143,30 @@ class _Assigns(torch.optim.SGD):
                     parameter.data = parameter.data - group["lr"] * parameter.grad
 
 
-def _assigns():
-    torch.set_num_threads(1)
-    hvd.init()
-    models = [_net(), _net()]
-    for model, schedule in zip(models, ("all_reduce", "decoupled"), strict=True):
-        optimizer = wrap(model, _Assigns(model.parameters(), lr=0.5), schedule)
-        train(model, optimizer, range(4), loss=_loss)
-    for expected, found in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        assert torch.equal(found, expected)
-    assert not torch.equal(next(models[1].parameters()), next(_net().parameters()))
-    hvd.shutdown()
-
-
+@on_ranks(2)
 def test_an_optimizer_that_gives_its_segments_other_memory():
-    run_ranks(2, _assigns)
+    training = compare(
+        partial(train, batches=range(4)),
+        Recipe(_net, lambda parameters: _Assigns(parameters, lr=0.5), _loss),
+        **DECOUPLED,
+    )
+    assert not torch.equal(training.model[0].weight, _net()[0].weight)
 
 
-def _new_format(port):
+@pytest.mark.parametrize("port", [free_port()])
+@on_ranks(2)
+def test_a_new_job_of_a_model_in_another_format(port):
     """Formats of another job are those of its model, for the state as well."""
-    torch.set_num_threads(1)
-    hvd.init()
-    models = [_net(), _net()]
-    optimizers = [
-        wrap(model, _adam(model), schedule)
-        for model, schedule in zip(models, ("all_reduce", "decoupled"), strict=True)
-    ]
-    for anew in (False, True):
-        if anew:
-            optimizers[1].consolidate_state_dict(None)
-            _channels_last(models[1])
+
+    def two_jobs(training):
+        train(training, range(3))
+        if isinstance(training, Together):
+            training.optimizer.consolidate_state_dict(None)
+            _channels_last(training.model)
             hvd.barrier()
             hvd.shutdown()
             os.environ["AIACC_ADDR"] = f"127.0.0.1:{port}"
             hvd.init()
-        for model, optimizer in zip(models, optimizers, strict=True):
-            train(model, optimizer, range(3 * anew, 3 * anew + 3), loss=_loss)
-    for expected, found in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(found, expected)
-    hvd.shutdown()
+        train(training, range(3, 6))
 
-
-def test_a_new_job_of_a_model_in_another_format():
-    run_ranks(2, _new_format, free_port())
+    compare(two_jobs, Recipe(_net, _adam, _loss), exactly=False, **DECOUPLED)

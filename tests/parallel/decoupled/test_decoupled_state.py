@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -13,227 +14,174 @@ import aiacc.torch as hvd
 from aiacc import basics
 from aiacc.planning.plan import Plan
 from tests.parallel.decoupled.decoupled_training import (
-    batch,
-    check_equal,
-    gather_late,
+    DECOUPLED,
+    adam,
+    compare_late,
+    loss,
     net,
-    train,
-    wrap,
+    rows,
+    start,
 )
+from tests.support.jobs import on_ranks
 from tests.support.ranks import free_port, run_ranks
+from tests.support.training import Alone, Recipe, compare, gathers_late, train
 
-
-def _adam(model):
-    named = list(model.named_parameters())
-    return torch.optim.Adam(
-        [{"params": [p for n, p in named if "bias" in n], "lr": 0.02},
-         {"params": [p for n, p in named if "bias" not in n], "weight_decay": 0.01}],
-        0.01,
-    )  # fmt: skip
+_ADAM = Recipe(net, adam, loss)
 
 
 def _elements(state):
     return sum(v.numel() for e in state.values() for v in e.values() if isinstance(v, torch.Tensor))
 
 
-def _share():
-    torch.set_num_threads(1)
-    hvd.init()
-    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
-    optimizer = wrap(model, _adam(model), bucket_bytes=1 << 16)
-    train(model, optimizer, range(2), loss=lambda m, s, r: m(torch.ones(2, 64)).sum())
-    mine = _elements(optimizer.state)
-    assert mine == sum(_elements({0: entries}) for entries in optimizer.state.values())
-    hvd.shutdown()
-    return mine, sum(p.numel() for p in model.parameters())
-
-
+@on_ranks(3)
 def test_each_rank_has_its_part_of_the_state():
-    found = run_ranks(4, _share)
-    total = found[0][1]
-    assert all(2 * total / 4 * 0.9 < mine < 2 * total / 4 * 1.1 for mine, _ in found)
-    assert sum(mine for mine, _ in found) >= 2 * total  # two moments for each element
+    training = start(lambda: nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), adam)
+    training.loss = lambda model, rank, batch: model(torch.ones(2, 64)).sum()
+    train(training, range(2))
+    mine = hvd.allgather_object(_elements(training.optimizer.state))
+    total = 2 * sum(p.numel() for p in training.model.parameters())  # two moments of each element
+    assert all(total / 3 * 0.9 < elements < total / 3 * 1.1 for elements in mine)
+    assert sum(mine) >= total
 
 
-def _checkpoint(model, optimizer):
+def _checkpoint(training):
     file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    optimizer = training.optimizer.state_dict()
+    torch.save({"model": training.model.state_dict(), "optimizer": optimizer}, file)
     return file.getvalue()
 
 
-def _load(data, model, optimizer):
-    loaded = torch.load(io.BytesIO(data), weights_only=True)
-    model.load_state_dict(loaded["model"])
-    optimizer.load_state_dict(loaded["optimizer"])
-
-
-def _saves():
+def _saves(schedule):
+    """The checkpoint of the second rank, that of the other one being refused; and one later."""
     torch.set_num_threads(1)
     hvd.init()
-    gather_late()
-    model = net()
-    optimizer = wrap(model, _adam(model))
-    train(model, optimizer, range(3))
-    with pytest.raises(RuntimeError, match=r"call optimizer.consolidate_state_dict.. on every"):
-        optimizer.state_dict()
-    optimizer.consolidate_state_dict(to=1)
-    if hvd.rank() == 0:
-        with pytest.raises(RuntimeError, match=r"expected it collected here"):
-            optimizer.state_dict()
+    with gathers_late():
+        training = train(start(make_optimizer=adam, schedule=schedule), range(3))
         saved = None
-    else:
-        saved = _checkpoint(model, optimizer)
-    train(model, optimizer, range(3, 6))
-    optimizer.consolidate_state_dict(to=None)
-    end = _checkpoint(model, optimizer)
+        if schedule == "decoupled":
+            with pytest.raises(
+                RuntimeError, match=r"call optimizer.consolidate_state_dict.. on ev"
+            ):
+                training.optimizer.state_dict()
+            training.optimizer.consolidate_state_dict(to=1)
+        if schedule == "decoupled" and hvd.rank() == 0:
+            with pytest.raises(RuntimeError, match=r"expected it collected here"):
+                training.optimizer.state_dict()
+        else:
+            saved = _checkpoint(training)
+        train(training, range(3, 6))
+        training.state()
+        end = _checkpoint(training)
     hvd.shutdown()
     return saved, end
 
 
-def _resumes(data, batches_of):
-    """The rest of the training, on the data of so many ranks in all."""
+def _resumes(data):
+    """The rest of the training, on the data of two ranks in all."""
     torch.set_num_threads(1)
     hvd.init()
-    gather_late()
-    model = net()
-    optimizer = wrap(model, _adam(model))
-    train(model, optimizer, range(7, 8))  # something else, which loading replaces
-    _load(data, model, optimizer)
-    assert optimizer.param_groups[0]["lr"] == 0.02
-    share = batches_of // hvd.size()
-
-    def loss(model, step, rank):
-        from tests.parallel.decoupled.decoupled_training import loss as of_rank
-
-        ranks = range(rank * share, (rank + 1) * share)
-        return sum(of_rank(model, step, number) for number in ranks) / share
-
-    train(model, optimizer, range(3, 6), loss=loss)
-    optimizer.consolidate_state_dict()
-    end = _checkpoint(model, optimizer) if hvd.rank() == 0 else None
+    with gathers_late():
+        training = train(start(make_optimizer=adam), [7])  # something else, which loading replaces
+        loaded = torch.load(io.BytesIO(data), weights_only=True)
+        training.model.load_state_dict(loaded["model"])
+        training.load(loaded["optimizer"])
+        assert training.optimizer.param_groups[0]["lr"] == 0.02
+        share = 2 // hvd.size()
+        training.loss = lambda model, rank, batch: (
+            sum(loss(model, number, batch) for number in range(rank * share, (rank + 1) * share))
+            / share
+        )
+        train(training, range(3, 6))
+        training.state()
+        end = _checkpoint(training)
     hvd.shutdown()
     return end
 
 
-def _check_same(one, other, *, exactly):
-    one, other = (torch.load(io.BytesIO(data), weights_only=True) for data in (one, other))
-    tolerance = {"rtol": 0, "atol": 0} if exactly else {"rtol": 1e-4, "atol": 1e-6}
+@pytest.mark.parametrize(
+    ("schedule", "ranks"), [("decoupled", 1), ("decoupled", 2), ("all_reduce", 2)]
+)
+def test_training_goes_on_where_it_was_saved(schedule, ranks):
+    """With as many ranks or fewer, and from a checkpoint of the other schedule."""
+    (_, expected), (saved, _) = run_ranks(2, _saves, schedule)
+    found = run_ranks(ranks, _resumes, saved)[0]
+    one, other = (torch.load(io.BytesIO(data), weights_only=True) for data in (found, expected))
+    tolerance = {"rtol": 0, "atol": 0} if ranks == 2 else {"rtol": 1e-4, "atol": 1e-6}
     torch.testing.assert_close(one, other, **tolerance)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_training_goes_on_where_it_was_saved(ranks):
-    saves = run_ranks(2, _saves)
-    end = run_ranks(ranks, _resumes, saves[1][0], 2)[0]
-    _check_same(end, saves[0][1], exactly=ranks == 2)
+def _large():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(200, 500), nn.Tanh(), nn.Linear(500, 3))
 
 
-def _shares_lanes():
-    """As on hosts of a rank each, where the lanes share a planned bucket."""
-    torch.set_num_threads(1)
-    hvd.init()
-    gather_late()
-    basics.local_size = lambda: 1
-    ends = []
-    for schedule in ("all_reduce", "decoupled"):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(200, 500), nn.Tanh(), nn.Linear(500, 3))
-        names = tuple(name for name, _ in model.named_parameters())
-        plan = Plan("mine", (names[::-1],), schedule) if schedule == "decoupled" else None
-        optimizer = wrap(model, _adam(model), schedule, **({"plan": plan} if plan else {}))
-        train(model, optimizer, range(4), loss=lambda m, s, r: m(batch(s, r, 200)).pow(2).mean())
-        if plan is not None:
-            (bucket,) = optimizer._exchange.buckets
-            assert bucket.layout.parts == 4
-            mine = _elements(optimizer.state)
-            optimizer.consolidate_state_dict(to=None)
-            assert 0.45 < mine / _elements(optimizer.state_dict()["state"]) < 0.55
-        ends.append(_checkpoint(model, optimizer))
-        if plan is not None:
-            _load(ends[0], model, optimizer)
-            optimizer.consolidate_state_dict(to=None)
-            _check_same(_checkpoint(model, optimizer), ends[0], exactly=True)
-    hvd.shutdown()
-    return ends
+def _with_state(training):
+    train(training, range(4))
+    if not isinstance(training, Alone):
+        (bucket,) = training.optimizer._exchange.buckets
+        assert bucket.layout.parts == 4
+        mine = _elements(training.optimizer.state)
+        assert 0.45 < mine / _elements(training.state()["state"]) < 0.55
+        training.load(training.state())
+    return training.state()
 
 
+@on_ranks(2, env={"AIACC_LANES": "4"})
 def test_a_bucket_that_lanes_share_has_the_same_state():
-    for all_reduce, decoupled in run_ranks(2, _shares_lanes, env={"AIACC_LANES": "4"}):
-        _check_same(decoupled, all_reduce, exactly=True)
+    """As on hosts of a rank each, where the lanes share a planned bucket."""
+    basics.local_size = lambda: 1
+    names = tuple(name for name, _ in _large().named_parameters())
+    compare_late(
+        _with_state,
+        Recipe(_large, adam, lambda m, rank, batch: m(rows(rank, batch, 200)).pow(2).mean()),
+        plan=Plan("mine", (names[::-1],), "decoupled"),
+    )
 
 
-def _saves_plain():
-    hvd.init()
-    model = net()
-    optimizer = wrap(model, _adam(model), "all_reduce")
-    train(model, optimizer, range(3))
-    saved = _checkpoint(model, optimizer)
-    train(model, optimizer, range(3, 6))
-    end = _checkpoint(model, optimizer)
-    hvd.shutdown()
-    return saved, end
+@pytest.mark.parametrize("schedule", ["all_reduce", "decoupled"])
+@on_ranks(2)
+def test_an_optimizer_that_has_state_and_a_scheduler_is_wrapped(schedule):
+    schedulers = []
+
+    def used_before(parameters):
+        optimizer = adam(parameters)
+        schedulers.append(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+        for parameter in [p for group in optimizer.param_groups for p in group["params"]]:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        return optimizer
+
+    def scheduled(training):
+        later = torch.optim.lr_scheduler.StepLR(training.optimizer, 1, 0.5)
+        for batch in range(3):
+            train(training, [batch])
+            schedulers[-1].step()
+            later.step()
+        assert training.optimizer.param_groups[1]["lr"] == pytest.approx(0.01 / 64)
+        state = training.state()
+        assert [entries["step"].item() for entries in state["state"].values()] == [4.0] * 6
+        return state["state"]
+
+    options = DECOUPLED if schedule == "decoupled" else {}
+    compare(scheduled, Recipe(net, used_before, loss), **options)
 
 
-def test_a_checkpoint_of_the_other_schedule_is_taken():
-    saved, end = run_ranks(2, _saves_plain)[0]
-    _check_same(run_ranks(2, _resumes, saved, 2)[0], end, exactly=True)
-
-
-def _wraps_late():
-    """Wrapped after steps of its own, with a scheduler of the plain optimizer."""
-    torch.set_num_threads(1)
-    hvd.init()
-    models = net(), net()
-    for model, schedule in zip(models, ("all_reduce", "decoupled"), strict=True):
-        plain = _adam(model)
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(plain, 0.5)
-        model(torch.ones(1, 20)).sum().backward()
-        plain.step()
-        optimizer = wrap(model, plain, schedule)
-        for step in range(3):
-            train(model, optimizer, [step])
-            scheduler.step()
-    assert optimizer.param_groups[1]["lr"] == pytest.approx(0.01 / 8)
-    optimizer.flush()
-    check_equal(models[1], models[0])
-    optimizer.consolidate_state_dict()
-    if hvd.rank() == 0:
-        steps = [entries["step"].item() for entries in optimizer.state_dict()["state"].values()]
-        assert steps == [4.0] * 6
-    hvd.shutdown()
-
-
-def test_an_optimizer_that_has_state_is_wrapped():
-    run_ranks(2, _wraps_late)
-
-
-def _looks_into_the_state():
-    torch.set_num_threads(1)
-    hvd.init()
-    model = net()
-    optimizer = wrap(model, _adam(model))
-    train(model, optimizer, range(2))
-    if hvd.rank() == 0:
-        assert "exp_avg" not in optimizer.state[model[0].weight]  # it has that of segments
-    optimizer.consolidate_state_dict(None)
-    assert len(optimizer.state_dict()["state"]) == 6
-    train(model, optimizer, range(2, 3))
-    hvd.shutdown()
-
-
+@on_ranks(2)
 def test_looking_for_the_state_of_a_parameter_leaves_nothing():
-    run_ranks(2, _looks_into_the_state)
+    training = train(start(make_optimizer=adam), range(2))
+    if hvd.rank() == 0:
+        weight = training.model[0].weight
+        assert "exp_avg" not in training.optimizer.state[weight]  # it has that of segments
+    assert len(training.state()["state"]) == 6
+    train(training, range(2, 3))
 
 
-def _broadcasts():
-    torch.set_num_threads(1)
-    hvd.init()
-    model = net()
-    optimizer = wrap(model, _adam(model))
-    train(model, optimizer, range(2))
-    optimizer.consolidate_state_dict(None)
-    expected = optimizer.state_dict()
-    optimizer.load_state_dict(_adam(net()).state_dict())
+@on_ranks(2)
+def test_the_state_of_a_rank_is_broadcast():
+    training = train(start(make_optimizer=adam), range(2))
+    optimizer = training.optimizer
+    expected = training.state()
+    optimizer.load_state_dict(adam(net().parameters()).state_dict())
     if hvd.rank() == 1:
         optimizer.load_state_dict(expected)
         optimizer.param_groups[0]["lr"] = 0.75
@@ -242,67 +190,53 @@ def _broadcasts():
     assert found["param_groups"][0]["lr"] == 0.75
     torch.testing.assert_close(found["state"], expected["state"], rtol=0, atol=0)
     assert len(optimizer.state) == len(optimizer._shards._segments)
-    train(model, optimizer, range(2, 3))
-    hvd.broadcast_parameters(model.state_dict(), 0)
-    hvd.shutdown()
+    train(training, range(2, 3))
+    hvd.broadcast_parameters(training.model.state_dict(), 0)
 
 
-def test_the_state_of_a_rank_is_broadcast():
-    run_ranks(2, _broadcasts)
-
-
-def _broadcasts_without_a_part():
-    hvd.init()
-    model = net()
-    *others, last = model.parameters()
-    groups = [{"params": [last], "lr": 0.1}, {"params": others}]
-    optimizer = wrap(model, torch.optim.Adam(groups, 0.01))
-    train(model, optimizer, range(2))
-    parts = len(optimizer.param_groups[0]["params"])
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    train(model, optimizer, range(2))
-    hvd.shutdown()
-    return parts
-
-
+@on_ranks(3)
 def test_state_is_broadcast_to_ranks_without_a_part_of_the_first_group():
-    assert 0 in run_ranks(3, _broadcasts_without_a_part)
+    def last_apart(parameters):
+        *others, last = parameters
+        return torch.optim.Adam([{"params": [last], "lr": 0.1}, {"params": others}], 0.01)
+
+    training = train(start(make_optimizer=last_apart, bucket_bytes=4000), range(2))
+    parts = len(training.optimizer.param_groups[0]["params"])
+    hvd.broadcast_optimizer_state(training.optimizer, root_rank=0)
+    train(training, range(2))
+    assert 0 in hvd.allgather_object(parts)
 
 
-def _new_job_with_others_frozen():
-    torch.set_num_threads(1)
-    hvd.init()
-    model = net()
-    model[0].requires_grad_(False)
-    optimizer = wrap(model, _adam(model))
-    train(model, optimizer, range(2))
-    optimizer.consolidate_state_dict(None)
+@on_ranks(2)
+def test_a_new_job_may_have_other_frozen_parameters():
+    def frozen():
+        model = net()
+        model[0].requires_grad_(False)
+        return model
+
+    training = train(start(frozen, adam), range(2))
+    model = training.model
+    training.optimizer.consolidate_state_dict(None)
     hvd.shutdown()
     model[0].requires_grad_(True)
     model[2].requires_grad_(False)
     hvd.init()
     before = [layer.weight.clone() for layer in (model[0], model[2])]
-    train(model, optimizer, range(2, 4))
-    optimizer.flush()
+    train(training, range(2, 4))
+    training.optimizer.flush()
     assert not torch.equal(model[0].weight, before[0])
     assert torch.equal(model[2].weight, before[1])
     model[2].requires_grad_(True)
-    with pytest.raises(ValueError, match=r"parameters that were frozen when .* the job began"):
-        train(model, optimizer, range(4, 5))
+    text = r"parameters that were frozen when .* the job began"
+    training.refused(partial(train, batches=[4]), text)
     hvd.barrier()
-    hvd.shutdown()
-
-
-def test_a_new_job_may_have_other_frozen_parameters():
-    run_ranks(2, _new_job_with_others_frozen)
 
 
 def _new_job(ports, consolidates):
     torch.set_num_threads(1)
     hvd.init()
-    model = net()
-    optimizer = wrap(model, _adam(model))
-    train(model, optimizer, range(2))
+    training = train(start(make_optimizer=adam), range(2))
+    optimizer = training.optimizer
     if consolidates:
         optimizer.consolidate_state_dict(None)
     optimizer.flush()
@@ -314,19 +248,18 @@ def _new_job(ports, consolidates):
     os.environ["AIACC_SIZE"] = str(len(others))
     os.environ["AIACC_ADDR"] = f"127.0.0.1:{ports[rank == 2]}"
     hvd.init()
+    training = type(training)(training.model, optimizer, loss)
     if consolidates:
-        train(model, optimizer, range(2, 4))
-        optimizer.flush()
+        train(training, range(2, 4))
     elif hvd.size() > 1:
-        loss = model(torch.ones(1, 20)).sum()
-        loss.backward()
+        training.backward(2)
         with pytest.raises(ValueError, match=r"spread over ranks that are gone .* load_state_dict"):
             optimizer.step()
-        optimizer.load_state_dict(_adam(net()).state_dict())
-        train(model, optimizer, range(2, 3))
-        optimizer.flush()
+        optimizer.load_state_dict(adam(net().parameters()).state_dict())
+        train(training, range(2, 3))
+    optimizer.flush()
     hvd.shutdown()
-    return [parameter.tolist() for parameter in model.parameters()]
+    return [parameter.tolist() for parameter in training.model.parameters()]
 
 
 @pytest.mark.parametrize("consolidates", [True, False])

@@ -9,7 +9,8 @@ from torch import nn
 
 import aiacc.array
 import aiacc.torch as hvd
-from tests.support.ranks import run_ranks
+from tests.support.jobs import on_ranks
+from tests.support.training import distributed
 
 
 def _tree(tensors):
@@ -27,8 +28,7 @@ def _inputs(count, seed=0):
     return [torch.randn(count, generator=generator, dtype=torch.float64) for _ in range(hvd.size())]
 
 
-def _operations():
-    hvd.init()
+def operations():
     rank = hvd.rank()
     for count in (1, 7, 1000, 300_000):
         inputs = _inputs(count, seed=count)
@@ -53,14 +53,15 @@ def _operations():
     torch.testing.assert_close(parallel.grad, torch.ones(5))
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_operations(size):
-    run_ranks(size, _operations)
+@on_ranks(1, 2, 4)
+def test_operations():
+    operations()
 
 
-def _batch(rank, step):
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    return torch.randn(8, 6, generator=generator, dtype=torch.float64)
+def _loss(model, rank, batch):
+    generator = torch.Generator().manual_seed(100 * batch + rank)
+    rows = torch.randn(8, 6, generator=generator, dtype=torch.float64)
+    return model(rows).pow(2).mean()
 
 
 def _model():
@@ -68,65 +69,48 @@ def _model():
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)).double()
 
 
-def _changes_alone(ranks, make, steps, passes):
+def _train(model, optimizer, rank, step, passes):
+    optimizer.zero_grad()
+    for number in range(passes):
+        _loss(model, rank, passes * step + number).backward()
+    optimizer.step()
+
+
+def _changes_alone(make, passes):
     """Every rank's optimizer steps on a copy of its own; its changes are combined."""
-    model = _model()
-    optimizers = [make(_model().parameters()) for _ in ranks]
-    for step in range(steps):
-        starts = [parameter.detach().clone() for parameter in model.parameters()]
-        changes = []
-        for rank, optimizer in zip(ranks, optimizers, strict=True):
-            copies = optimizer.param_groups[0]["params"]
-            for copy, start in zip(copies, starts, strict=True):
-                copy.data.copy_(start)
-            model.load_state_dict(
-                dict(zip((n for n, _ in model.named_parameters()), copies, strict=True))
-            )
-            model.zero_grad()
-            for number in range(passes):
-                model(_batch(rank, passes * step + number)).pow(2).mean().backward()
-            for copy, parameter in zip(copies, model.parameters(), strict=True):
-                copy.grad = parameter.grad.clone()
-            optimizer.step()
-            changes.append([copy.data - start for copy, start in zip(copies, starts, strict=True)])
-        for parameter, start, *of_ranks in zip(model.parameters(), starts, *changes, strict=True):
-            parameter.data.copy_(start + _tree(of_ranks))
-    return model
+    models = [_model() for _ in range(hvd.size())]
+    optimizers = [make(model.parameters()) for model in models]
+    for step in range(4):
+        starts = [parameter.detach().clone() for parameter in models[0].parameters()]
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            _train(model, optimizer, rank, step, passes)
+        for start, *of_ranks in zip(starts, *(m.parameters() for m in models), strict=True):
+            combined = start + _tree([parameter.detach() - start for parameter in of_ranks])
+            for parameter in of_ranks:
+                parameter.data.copy_(combined)
+    return models[0]
 
 
-def _optimizer(passes):
-    torch.set_num_threads(1)
-    hvd.init()
+@pytest.mark.parametrize("passes", [1, 2])
+@on_ranks(2, 4)
+def test_optimizer_combines_changes(passes):
     for make in (
         lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
         lambda parameters: torch.optim.Adam(parameters, 0.01),
     ):
         model = _model()
-        optimizer = hvd.DistributedOptimizer(
-            make(model.parameters()),
-            model.named_parameters(),
-            backward_passes_per_step=passes,
-            op=hvd.Adasum,
-        )
+        options = {"backward_passes_per_step": passes, "op": hvd.Adasum}
+        optimizer = distributed(model, make(model.parameters()), **options)
         for step in range(4):
-            optimizer.zero_grad()
-            for number in range(passes):
-                model(_batch(hvd.rank(), passes * step + number)).pow(2).mean().backward()
-            optimizer.step()
-        expected = _changes_alone(range(hvd.size()), make, 4, passes)
+            _train(model, optimizer, hvd.rank(), step, passes)
+        expected = _changes_alone(make, passes)
         for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("passes", [1, 2])
-@pytest.mark.parametrize("size", [2, 4])
-def test_optimizer_combines_changes(size, passes):
-    run_ranks(size, _optimizer, passes)
-
-
-def _three_ranks():
-    pair = hvd.ProcessSet([0, 2])
-    hvd.init(process_sets=[pair])
+@on_ranks(3)
+def test_three_ranks_are_refused_but_not_two_of_them():
+    pair = hvd.add_process_set([0, 2])
     with pytest.raises(NotImplementedError, match=r"3 ranks \(expected a power of two"):
         hvd.allreduce(torch.ones(2), op=hvd.Adasum)
     # Nothing is left behind on any rank, and a part of the ranks may be a power of two.
@@ -140,7 +124,3 @@ def _three_ranks():
                 torch.optim.SGD(_model().parameters(), 0.1), op=hvd.Adasum, process_set=pair
             )
     hvd.barrier()
-
-
-def test_three_ranks_are_refused_but_not_two_of_them():
-    run_ranks(3, _three_ranks)

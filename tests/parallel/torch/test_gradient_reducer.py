@@ -19,7 +19,7 @@ from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Planner
 from aiacc.torch.reducer.reducer import GradientReducer
 from aiacc.torch.reducer.storage import flat_buckets, own_memory
-from tests.support.ranks import run_ranks
+from tests.support.jobs import on_ranks
 
 KINDS = [{}, {"groups": 2}, {"gradient_as_bucket_view": True, "bucket_bytes": 256}]
 
@@ -53,8 +53,8 @@ def _count_preparations():
     return prepared
 
 
-def _prepared_once():
-    hvd.init()
+@on_ranks(2)
+def test_an_operation_is_prepared_once():
     prepared = _count_preparations()
     for options in KINDS:
         model = _net()
@@ -74,15 +74,10 @@ def _prepared_once():
         buckets = len(optimizer._reducer.buckets) if options else 0
         expected = [buckets, buckets if "gradient_as_bucket_view" in options else 0, 0]
         assert [len(names) for names in by_step[1:]] == expected
-    hvd.shutdown()
 
 
-def test_an_operation_is_prepared_once():
-    run_ranks(2, _prepared_once)
-
-
-def _other_shapes():
-    hvd.init()
+@on_ranks(2)
+def test_parameters_may_get_another_shape():
     for options in ({}, {"groups": [[]]}, {"groups": 1}):
         memory = torch.zeros(64)
         parameter, other = nn.Parameter(torch.ones(48)), nn.Parameter(torch.ones(3))
@@ -98,11 +93,6 @@ def _other_shapes():
             optimizer.synchronize()
             assert parameter.grad.eq((hvd.size() + 1) / 2).all()
             assert memory[count:].eq(-1).all()  # what lies behind the gradient
-    hvd.shutdown()
-
-
-def test_parameters_may_get_another_shape():
-    run_ranks(2, _other_shapes)
 
 
 # --- plans from outside
@@ -123,8 +113,8 @@ def _members(reducer):
     return [[names[index] for index in bucket.members] for bucket in reducer.buckets]
 
 
-def _plans():
-    hvd.init()
+@on_ranks(2, 3)
+def test_plans_from_outside():
     for storage in (own_memory, flat_buckets):
         model = _net()
         options = ReductionOptions(planner=Planner(partial(_neighbours, 3)), storage=storage)
@@ -158,12 +148,6 @@ def _plans():
         _check(model)
         assert sorted(_members(reducer)) == singles
         reducer.detach()
-    hvd.shutdown()
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_plans_from_outside(size):
-    run_ranks(size, _plans)
 
 
 # --- codecs with state
@@ -193,8 +177,8 @@ class _Feedback:
         return Encoded(sent, decode)
 
 
-def _codecs():
-    hvd.init()
+@on_ranks(2)
+def test_codecs_keep_the_state_of_their_bucket():
     for storage in (own_memory, flat_buckets):
         parameters = [nn.Parameter(torch.zeros(3)) for _ in range(4)]
         planner = Planner(partial(_neighbours, 2))
@@ -217,11 +201,6 @@ def _codecs():
         assert len(codecs) == len(set(map(id, codecs)))
         assert total.eq(hvd.size() * 8 * 0.25).all()
         reducer.detach()
-    hvd.shutdown()
-
-
-def test_codecs_keep_the_state_of_their_bucket():
-    run_ranks(2, _codecs)
 
 
 def _fails_half_way(kind):
@@ -243,8 +222,8 @@ def _fails_half_way(kind):
     return [weakref.ref(tensor) for tensor in [model[1].weight.grad, *kept]]
 
 
-def _given_up():
-    hvd.init()
+@on_ranks(2)
+def test_memory_of_an_optimizer_that_is_given_up_lives_until_the_core_is_done():
     model = _net()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), 0.1), model.named_parameters()
@@ -264,8 +243,3 @@ def _given_up():
         gc.collect()
         assert all(reference() is None for reference in memory), kind
         hvd.barrier()
-    hvd.shutdown()
-
-
-def test_memory_of_an_optimizer_that_is_given_up_lives_until_the_core_is_done():
-    run_ranks(2, _given_up)

@@ -1,9 +1,10 @@
-"""DistributedOptimizer: what it computes, and in which ways it can be used."""
+"""DistributedOptimizer: the example, sparse gradients, low precision, errors, new jobs.
+
+That training is the same in every situation is in test_optimizer_situations.py.
+"""
 
 from __future__ import annotations
 
-import copy
-import gc
 import warnings
 from functools import partial
 
@@ -14,10 +15,21 @@ from torch import nn
 import aiacc
 import aiacc.torch as hvd
 from examples import digits
+from tests.parallel.torch.test_optimizer_situations import Net, images, loss, momentum
+from tests.support.jobs import on_ranks
 from tests.support.ranks import run_ranks
-from tests.support.training import check_parameters, flat, train_alone
+from tests.support.training import (
+    Recipe,
+    Together,
+    check_parameters,
+    check_same_everywhere,
+    compare,
+    distributed,
+    flat,
+    train,
+)
 
-# --- the example: the same mathematics on any number of ranks
+NET = Recipe(Net, momentum, loss)
 
 
 def _train_digits(batch_size, steps):
@@ -26,14 +38,14 @@ def _train_digits(batch_size, steps):
     start = flat(digits.Net())
     options = ["--seed", "1", "--batch-size", str(batch_size), "--max-steps", str(steps)]
     model = digits.train(digits.parse(options)).model
-    check_parameters(model, model)
+    check_same_everywhere(model)
     hvd.shutdown()
     learned = flat(model)
     assert (learned - start).abs().max() > 1e-3  # or the comparison would mean nothing
     return learned.numpy()
 
 
-def test_twenty_steps_equal_those_of_one_process():
+def test_twenty_steps_of_the_example_equal_those_of_one_process():
     (alone,) = run_ranks(1, _train_digits, 64, 20)
     together = run_ranks(2, _train_digits, 32, 20)
     assert (together[0] == together[1]).all()  # to the last bit
@@ -43,309 +55,158 @@ def test_twenty_steps_equal_those_of_one_process():
     )
 
 
-# --- every way of use, against plain torch on the data of all ranks
+def _start(**options):
+    model = Net()
+    return Together(model, distributed(model, momentum(model.parameters()), **options), loss)
 
 
-class _Net(nn.Module):
-    """Has parameters of both memory layouts, and a part that is not always used."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-        self.used = nn.Linear(4, 3)
-        self.sometimes = nn.Linear(4, 3)
-
-    def forward(self, x, sometimes):
-        hidden = self.conv(x.to(memory_format=torch.channels_last)).mean((2, 3))
-        return self.used(hidden) + (self.sometimes(hidden) if sometimes else 0)
+# --- gradients that travel in less precision
 
 
-def _net():
+#: By how much, relatively, a rounding changes a number, and the largest that it makes zero.
+_ROUNDING = {"bf16": (2.0**-8, 0.0), "fp16": (2.0**-11, 2.0**-25)}
+
+
+def narrow_gradients(options, name):
+    """Each element is that of exact gradients, but for a rounding per rank and one of the sum."""
+    training = _start(compression=getattr(hvd.Compression, name), **options)
+    unit, least = _ROUNDING[name]
+    parameters = [p for p in training.model.parameters() if p.requires_grad]
+    for batch in range(4):
+        training.zero_grad()
+        training.backward(batch)
+        exact = []
+        for rank in range(hvd.size()):
+            value = loss(training.model, rank, batch)
+            exact.append(torch.autograd.grad(value, parameters, allow_unused=True))
+        training.synchronize()
+        for parameter, *given in zip(parameters, *exact, strict=True):
+            found = [g if g is not None else torch.zeros_like(parameter) for g in given]
+            bound = (hvd.size() + 1) * (unit * sum(map(torch.abs, found)) / hvd.size() + least)
+            assert ((parameter.grad - sum(found) / hvd.size()).abs() <= bound).all()
+        training.step()
+        check_same_everywhere(training.model)
+
+
+@pytest.mark.parametrize("name", _ROUNDING)
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
+@on_ranks(2, 3)
+def test_compressed_gradients_are_exact_but_for_roundings(options, name):
+    narrow_gradients(options, name)
+
+
+@on_ranks(2, 3)
+def test_models_of_bfloat16():
+    model = Net().bfloat16()
+    optimizer = distributed(model, momentum(model.parameters()))
+    before = flat(model).clone()
+    for batch in range(3):
+        hidden = model.norm(model.conv(images(hvd.rank(), batch).bfloat16())).mean((2, 3))
+        model.used(hidden).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not torch.equal(flat(model), before)
+    check_same_everywhere(model)
+
+
+# --- sparse gradients
+
+
+def _rows(parameters):
+    return torch.optim.SGD(parameters, 1.0)
+
+
+def _embedding():
     torch.manual_seed(0)
-    return _Net()
+    return nn.Embedding(6, 2, sparse=True).double()
 
 
-def _batch(rank, step):
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    return torch.randn(4, 3, 5, 5, generator=generator)
+def _of_rows(model, rank, batch):
+    return model(torch.tensor([rank, rank, 5, (rank + batch) % 6])).pow(2).sum()
 
 
-def _loss(model, rank, step):
-    """Only the last rank uses the whole model, and only in even steps."""
-    sometimes = rank == hvd.size() - 1 and step % 2 == 0
-    return model(_batch(rank, step), sometimes).pow(2).mean()
+def _sparse_steps(training):
+    train(training, range(3))
+    assert training.model.weight.grad.is_sparse
 
 
-def _reference(steps, **options):
-    """What one process computes from the data of all ranks."""
-    model = _net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    return train_alone(model, optimizer, _loss, steps, **options)
-
-
-def _wrap(model, named=True, **options):
-    sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    return hvd.DistributedOptimizer(sgd, model.named_parameters() if named else None, **options)
-
-
-def _plain_use():
-    for named, options, tolerance in [
-        (True, {}, {}),
-        (False, {}, {}),
-        (True, {"gradient_predivide_factor": 2.0}, {}),
-        (True, {"groups": 2}, {}),
-        (True, {"compression": hvd.Compression.bf16}, {"rtol": 0.1, "atol": 0.02}),
-        (True, {"compression": hvd.Compression.fp16}, {"rtol": 0.1, "atol": 0.002}),
-        (True, {"op": hvd.Sum}, {}),
-    ]:
-        model = _net()
-        optimizer = _wrap(model, named, **options)
-        for step in range(4):
-            _loss(model, hvd.rank(), step).backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=step % 2 == 0)
-        check_parameters(model, _reference(4, op=options.get("op", hvd.Average)), **tolerance)
-
-
-def _clip(model):
-    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-
-
-def _clipping():
-    model = _net()
-    optimizer = _wrap(model)
-    for step in range(3):
-        optimizer.zero_grad()
-        _loss(model, hvd.rank(), step).backward()
-        optimizer.synchronize()
-        _clip(model)
-        with optimizer.skip_synchronize():
-            optimizer.step()
-    check_parameters(model, _reference(3, update=_clip))
-
-
-def _writing_too_early():
-    """What is written while gradients travel may be lost, or reach some ranks only."""
-    for named, options in [
-        (False, {}),
-        (True, {"groups": 2}),
-        (True, {"compression": hvd.Compression.bf16}),
-        (True, {"bucket_bytes": 1 << 20, "gradient_as_bucket_view": True}),
-        (True, {"backward_passes_per_step": 2}),
-    ]:
-        model = _net()
-        optimizer = _wrap(model, named, **options)
-        passes = options.get("backward_passes_per_step", 1)
-
-        def compute(model=model, passes=passes):
-            for _ in range(passes):  # on every rank a gradient of everything
-                model(_batch(hvd.rank(), 0), True).pow(2).mean().backward()
-
-        for step in range(3):
-            compute()
-            before = flat(model)
-            if step == 1:
-                for parameter in model.parameters():
-                    if parameter.grad is not None:
-                        parameter.grad = parameter.grad / 2
-            else:
-                _clip(model)
-            what = "replaced" if step == 1 else "written to"
-            with pytest.raises(ValueError, match=rf"was {what} between .* optimizer.synchronize"):
-                optimizer.step()
-            assert torch.equal(flat(model), before)
-            optimizer.zero_grad()
-        for sometimes in (True, hvd.rank() == 1):  # now some of a group may leave late
-            for _ in range(passes):
-                model(_batch(hvd.rank(), 0), sometimes).pow(2).mean().backward()
-            kept = model.used.bias.detach().clone()
-            model.used.bias.grad = None  # to leave it as it is
-            optimizer.step()
-            assert torch.equal(model.used.bias, kept)
-            assert not torch.equal(flat(model), before)
-            check_parameters(model, model)
-            optimizer.zero_grad()
-        compute()
-        _clip(model)
-        optimizer.load_state_dict(optimizer.state_dict())  # drops them
-        optimizer.zero_grad()
-        optimizer.step()
-
-
-def _mixed_precision():
-    """The scaler looks at the gradients, so they have to be there before it does."""
-    model = _net()
-    optimizer = _wrap(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    for step in range(3):
-        optimizer.zero_grad()
-        scaler.scale(_loss(model, hvd.rank(), step)).backward()
-        optimizer.synchronize()
-        scaler.unscale_(optimizer)
-        _clip(model)
-        with optimizer.skip_synchronize():
-            scaler.step(optimizer)
-        scaler.update()
-    check_parameters(model, _reference(3, update=_clip))
-
-
-def _bfloat16_model():
-    model = _net().bfloat16()
-    optimizer = _wrap(model)
-    for step in range(3):
-        model(_batch(hvd.rank(), step).bfloat16(), False).pow(2).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert not torch.equal(flat(model), flat(_net().bfloat16()))
-    check_parameters(model, model)
-
-
-def _accumulation():
-    model = _net()
-    optimizer = _wrap(model, backward_passes_per_step=2)
-    for step in range(3):
-        optimizer.zero_grad()
-        for index in range(2):
-            _loss(model, hvd.rank(), 2 * step + index).backward()
-        optimizer.step()
-    check_parameters(model, _reference(3, passes=2))
-    optimizer.set_backward_passes_per_step(1)
-    optimizer.zero_grad()
-    _loss(model, hvd.rank(), 0).backward()
-    optimizer.step()
-    # Fewer passes than announced: step() submits what there is.
-    optimizer.set_backward_passes_per_step(3)
-    optimizer.zero_grad()
-    _loss(model, hvd.rank(), 1).backward()
-    optimizer.step()
-    check_parameters(model, model)
-
-
-def _closures():
-    model = _net()
-    optimizer = _wrap(model)
-    calls = 0
-
-    def closure(step):
-        nonlocal calls
-        calls += 1
-        optimizer.zero_grad()
-        loss = _loss(model, hvd.rank(), step)
-        loss.backward()
-        return loss
-
-    for step in range(3):
-        assert optimizer.step(partial(closure, step)).item() > 0
-    assert calls == 3
-    check_parameters(model, _reference(3))
-
-
-def _sparse():
-    torch.manual_seed(0)
-    model = nn.Embedding(6, 2, sparse=True)
-    start = model.weight.detach().clone()
-    sgd = torch.optim.SGD(model.parameters(), 1.0)
-    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), sparse_as_dense=True)
-    model(torch.tensor([hvd.rank()])).sum().backward()
-    optimizer.step()
-    expected = start.clone()
-    expected[: hvd.size()] -= 1 / hvd.size()
-    torch.testing.assert_close(model.weight.detach(), expected)
-
-
-def _sparse_as_dense_for_a_sparse_optimizer():
-    """SparseAdam refuses dense gradients; Horovod gives it sparse ones again, and so do we."""
-
-    def trained(ranks, wrap, **options):
-        torch.manual_seed(0)
-        model = nn.Embedding(6, 2, sparse=True).double()
-        optimizer = torch.optim.SparseAdam(list(model.parameters()), 0.1)
-        if wrap:
-            named = list(model.named_parameters())
-            optimizer = hvd.DistributedOptimizer(optimizer, named, sparse_as_dense=True, **options)
-        for step in range(3):
-            optimizer.zero_grad()
-            losses = [model(torch.tensor([r, (r + step) % 6])).pow(2).sum() for r in ranks]
-            (sum(losses) / len(losses)).backward()
-            optimizer.step()
-            assert model.weight.grad.is_sparse
-        return model.weight.detach()
-
-    expected = trained(range(hvd.size()), wrap=False)
+def sparse_gradients():
+    sgd = Recipe(_embedding, _rows, _of_rows)
+    compare(_sparse_steps, sgd, exactly=False)
+    compare(_sparse_steps, sgd, exactly=False, sparse_as_dense=True)
+    # SparseAdam refuses dense gradients; Horovod gives it sparse ones again, and so do we.
+    adam = Recipe(_embedding, lambda p: torch.optim.SparseAdam(list(p), 0.1), _of_rows)
     for options in ({}, {"groups": 1}, {"gradient_as_bucket_view": True}):
-        torch.testing.assert_close(trained([hvd.rank()], wrap=True, **options), expected)
+        compare(_sparse_steps, adam, exactly=False, sparse_as_dense=True, **options)
+
+    # Not used by rank 0, which knows by now that the gradient is sparse.
+    def of_others(model, rank, batch):
+        entries = torch.tensor([3] if rank > 0 or batch == 0 else [], dtype=torch.long)
+        value = model(entries).sum()
+        return value if rank > 0 or batch == 0 else value.detach()
+
+    compare(partial(train, batches=range(2)), Recipe(_embedding, _rows, of_others), exactly=False)
+
+    # Not used by rank 0, which cannot know: an error on every rank, and no hang.
+    model = _embedding()
+    other = hvd.DistributedOptimizer(_rows(model.parameters()), [("other", model.weight)])
+    if hvd.rank() > 0:
+        model(torch.tensor([3])).sum().backward()
+    with pytest.raises(aiacc.MismatchError, match=r"other.*all(gather|reduce)"):
+        other.step()
 
 
-def _frozen_and_added_parameters():
-    model = _net()
-    model.sometimes.requires_grad_(False)
-    sgd = torch.optim.SGD([*model.used.parameters(), *model.sometimes.parameters()], 0.1)
-    optimizer = hvd.DistributedOptimizer(sgd)
-    before = model.sometimes.weight.clone()
-    for step in (0, 2):
-        _loss(model, hvd.rank(), step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert torch.equal(model.sometimes.weight, before)
-    model.sometimes.requires_grad_(True)
-    optimizer.add_param_group({"params": list(model.conv.parameters()), "lr": 0.2})
-    for step in (4, 6):  # the first finds the parameters, the second their hooks
-        _loss(model, hvd.rank(), step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert not torch.equal(model.sometimes.weight, before)
-    check_parameters(model, model)
+@on_ranks(2, 3)
+def test_sparse_gradients():
+    sparse_gradients()
 
 
-def _misuse():
-    model = _net()
-    optimizer = _wrap(model)
-    _loss(model, hvd.rank(), 0).backward()
-    with pytest.raises(AssertionError, match="zero_grad"):
-        optimizer.zero_grad()
-    with pytest.raises(AssertionError, match="backward_passes_per_step"):
-        _loss(model, hvd.rank(), 0).backward()
-    with pytest.raises(ValueError, match="written to"):  # by that pass, up to its error
-        optimizer.synchronize()
-    optimizer.zero_grad()
-    optimizer.synchronize()
+# --- names, errors, jobs
+
+
+@on_ranks(2, 3)
+def test_parameters_have_names_by_position_if_nobody_names_them():
+    model = Net()
+    optimizer = hvd.DistributedOptimizer(momentum(model.parameters()))
+    training = train(Together(model, optimizer, loss), range(4))
+    expected = compare(partial(train, batches=range(4)), NET)
+    check_parameters(training.model, expected.model, rtol=0, atol=0)
+    numbers = range(len(list(model.parameters())))
+    assert list(optimizer._parameter_names.values()) == [f"allreduce.noname.0.{n}" for n in numbers]
+
+
+@on_ranks(2)
+def test_gradients_that_are_reduced_twice_are_warned_of():
+    training = _start()
+    training.optimizer.synchronize()
     with pytest.warns(UserWarning, match="skip_synchronize"):
-        optimizer.step()
-    check_parameters(model, model)
+        training.optimizer.step()
+    check_same_everywhere(training.model)
 
 
-def _scheduled():
-    """By schedulers made before and after wrapping; torch warns of one whose optimizer rests."""
-    model = _net()
+def schedulers_before_and_after():
+    """Torch warns of a scheduler whose optimizer rests."""
+    warnings.simplefilter("error")
+    model = Net()
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     early = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
-    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())
-    late = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    for step in range(2):
-        optimizer.zero_grad()
-        _loss(model, hvd.rank(), step).backward()
-        optimizer.step()
+    training = Together(model, distributed(model, plain), loss)
+    late = torch.optim.lr_scheduler.StepLR(training.optimizer, 1, 0.5)
+    for batch in range(2):
+        train(training, [batch])
         early.step()
         late.step()
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 16)
+    assert training.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 16)
 
 
-def _saved_and_loaded():
-    model = _net()
-    optimizer = _wrap(model)
-    _loss(model, hvd.rank(), 0).backward()
-    optimizer.step()
-    saved = copy.deepcopy(optimizer.state_dict())
-    _loss(model, hvd.rank(), 1).backward()
-    optimizer.load_state_dict(saved)  # drops what is under way
-    optimizer.zero_grad()
-    _loss(model, hvd.rank(), 1).backward()
-    optimizer.step()
-    check_parameters(model, model)
+@on_ranks(2)
+def test_schedulers_that_were_made_before_and_after_wrapping():
+    schedulers_before_and_after()
 
 
-def _disagreement():
-    """A gradient that differs in shape fails the step on every rank; the next step works."""
+@on_ranks(2, 3)
+def test_a_gradient_of_another_shape_fails_the_step_on_every_rank():
+    """And the next step works."""
     rows = 3 if hvd.rank() == 0 else 2
     odd, fine = nn.Parameter(torch.ones(rows)), nn.Parameter(torch.ones(2))
     optimizer = hvd.DistributedOptimizer(
@@ -362,71 +223,31 @@ def _disagreement():
     torch.testing.assert_close(fine.detach(), torch.full((2,), 0.9))
 
 
-def _shut_down_in_a_step(model, optimizer):
-    _loss(model, hvd.rank(), 0).backward()
+def _shut_down_in_a_step(training):
+    training.backward(0)
     hvd.shutdown()
-    optimizer.step()
+    training.step()
 
 
-def _start_anew():
-    """An optimizer outlives a shutdown in the middle of a step."""
-    model = _net()
-    optimizer = _wrap(model)
-    with pytest.raises(aiacc.CollectiveError):  # where, depends on how fast the others are
-        _shut_down_in_a_step(model, optimizer)
-    hvd.shutdown()
-    hvd.init()
-    for step in range(2):
-        optimizer.zero_grad()
-        _loss(model, hvd.rank(), step).backward()
-        optimizer.step()
-    check_parameters(model, _reference(2))
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
+@on_ranks(2, 3)
+def test_an_optimizer_outlives_shutdowns_between_and_within_steps(options):
+    def outlives(training):
+        train(training, range(2))
+        if isinstance(training, Together):
+            training.refused(_shut_down_in_a_step, "")  # where, depends on how fast the others are
+            hvd.shutdown()
+            hvd.init()
+        train(training, range(2, 4))
+
+    compare(outlives, NET, **options)
 
 
-def _use_in_every_way():
-    torch.set_num_threads(1)
-    warnings.simplefilter("error")
-    hvd.init()
-    for use in (
-        _plain_use,
-        _clipping,
-        _writing_too_early,
-        _mixed_precision,
-        _bfloat16_model,
-        _accumulation,
-        _closures,
-        _sparse,
-        _sparse_as_dense_for_a_sparse_optimizer,
-        _frozen_and_added_parameters,
-        _misuse,
-        _scheduled,
-        _saved_and_loaded,
-        _disagreement,
-        _start_anew,
-    ):
-        use()
-        gc.collect()  # a discarded optimizer takes its hooks along
-    hvd.shutdown()
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_every_way_of_use(size):
-    run_ranks(size, _use_in_every_way)
-
-
-def _compiled():
-    torch.set_num_threads(1)
-    hvd.init()
-    model = _net()
-    compiled = torch.compile(model, backend="aot_eager")
-    optimizer = _wrap(model)
-    for step in range(2):
-        optimizer.zero_grad()
-        _loss(compiled, hvd.rank(), step).backward()
-        optimizer.step()
-    check_parameters(model, _reference(2))
-    hvd.shutdown()
-
-
+@on_ranks(2)
 def test_compiled_model():
-    run_ranks(2, _compiled)
+    def compiled(training):
+        model = torch.compile(training.model, backend="aot_eager")
+        training.loss = lambda _, rank, batch: loss(model, rank, batch)
+        train(training, range(2))
+
+    compare(compiled, NET, exactly=False)

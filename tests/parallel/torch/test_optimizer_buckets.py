@@ -1,9 +1,13 @@
-"""Gradients as views of persistent buckets."""
+"""Gradients as views of persistent buckets, and groups of gradients.
+
+That training with them is the same is in test_optimizer_situations.py.
+"""
 
 from __future__ import annotations
 
 import gc
 import tracemalloc
+from functools import partial
 
 import pytest
 import torch
@@ -12,109 +16,93 @@ from torch.profiler import ProfilerActivity, profile
 
 import aiacc
 import aiacc.torch as hvd
-from tests.support.ranks import run_ranks
-from tests.support.training import check_parameters, train_alone
+from tests.parallel.torch.test_optimizer_situations import Net, loss, momentum
+from tests.support.jobs import on_ranks
+from tests.support.training import Alone, Recipe, Together, compare, distributed, train
 
-
-class _Net(nn.Module):
-    """Parameters of both memory layouts and of two dtypes, and a part that is not always used."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3).double().to(memory_format=torch.channels_last)
-        self.used = nn.Linear(4, 3).double()
-        self.sometimes = nn.Linear(4, 3).double()
-        self.single = nn.Linear(3, 3)
-
-    def forward(self, x, sometimes):
-        hidden = self.conv(x.to(memory_format=torch.channels_last)).mean((2, 3))
-        out = self.used(hidden) + (self.sometimes(hidden) if sometimes else 0)
-        return self.single(out.float()).double() + out
-
-
-def _net():
-    torch.manual_seed(0)
-    return _Net()
-
-
-def _loss(model, rank, step):
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    batch = torch.randn(4, 3, 5, 5, generator=generator, dtype=torch.float64)
-    return model(batch, rank == hvd.size() - 1 and step % 2 == 0).pow(2).mean()
+NET = Recipe(Net, momentum, loss)
+VIEWS = {"gradient_as_bucket_view": True}
 
 
 def _wrap(model, **options):
-    return hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
-        model.named_parameters(),
-        gradient_as_bucket_view=True,
-        **options,
-    )
-
-
-def _reference(steps, **options):
-    model = _net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    return train_alone(model, optimizer, _loss, steps, **options)
+    return distributed(model, momentum(model.parameters()), **VIEWS, **options)
 
 
 def _flats(optimizer):
     return [bucket.flat for bucket in optimizer._reducer.buckets if bucket.flat is not None]
 
 
+def _gradients(model):
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
 def _lies_in_a_bucket(gradient, optimizer):
     begin = gradient.data_ptr()
     for flat in _flats(optimizer):
-        end = flat.data_ptr() + flat.numel() * flat.element_size()
-        if flat.data_ptr() <= begin < end:
+        if flat.data_ptr() <= begin < flat.data_ptr() + flat.numel() * flat.element_size():
             return True
     return False
 
 
-def _views(bucket_bytes):
-    model = _net()
-    optimizer = _wrap(model, bucket_bytes=bucket_bytes)
+def _stay(bucket_bytes, training):
     places = None
-    for step in range(5):
-        optimizer.zero_grad(set_to_none=False)
-        _loss(model, hvd.rank(), step).backward()
-        optimizer.step()
-        gradients = [parameter.grad for parameter in model.parameters()]
-        assert all(_lies_in_a_bucket(gradient, optimizer) for gradient in gradients)
+    for batch in range(5):
+        training.zero_grad(set_to_none=False)
+        training.backward(batch)
+        training.step()
+        if isinstance(training, Alone):
+            continue
+        gradients = _gradients(training.model)
+        assert all(_lies_in_a_bucket(gradient, training.optimizer) for gradient in gradients)
         assert places in (None, [gradient.data_ptr() for gradient in gradients])
         places = [gradient.data_ptr() for gradient in gradients]
-        assert model.conv.weight.grad.stride() == model.conv.weight.stride()
-    buckets = len(_flats(optimizer))
-    assert buckets == 2 if bucket_bytes > 10_000 else buckets > 2
-    check_parameters(model, _reference(5), rtol=1e-6, atol=1e-6)
+        assert training.model.conv.weight.grad.stride() == training.model.conv.weight.stride()
+    if not isinstance(training, Alone):
+        buckets = len(_flats(training.optimizer))
+        assert buckets == 2 if bucket_bytes > 10_000 else buckets > 2
 
 
-def _given_up(bucket_bytes, droppers):
+def _given_up(droppers, training):
     """Ranks below ``droppers`` drop their gradients before each step, the others zero them."""
-    model = _net()
-    optimizer = _wrap(model, bucket_bytes=bucket_bytes)
-    drops = hvd.rank() < droppers
+    model, drops = training.model, hvd.rank() < droppers
+    if isinstance(training, Alone):
+        train(training, range(5))
+        return
     # Those on a GPU always do: a copy costs little there.
     stay = 2 * droppers <= hvd.size() or not model.conv.weight.is_cpu
     plans = []
-    for step in range(5):
-        optimizer.zero_grad(set_to_none=drops)
-        _loss(model, hvd.rank(), step).backward()
-        optimizer.step()
-        plans.append([bucket.members for bucket in optimizer._reducer.buckets])
-        gradients = [parameter.grad for parameter in model.parameters()]
-        within = all(_lies_in_a_bucket(gradient, optimizer) for gradient in gradients)
-        assert within == bool(_flats(optimizer)) == (step == 0 or stay)
+    for batch in range(5):
+        training.zero_grad(set_to_none=drops)
+        training.backward(batch)
+        training.step()
+        plans.append(training.optimizer.buckets)
+        within = all(_lies_in_a_bucket(g, training.optimizer) for g in _gradients(model))
+        assert within == bool(_flats(training.optimizer)) == (batch == 0 or stay)
     # What is reduced as one operation does not depend on where it is.
     assert plans[1:] == [plans[0]] * 4
-    check_parameters(model, _reference(5), rtol=1e-6, atol=1e-6)
     if drops and not stay:  # nor does anybody hold the memory that was given up
+        gradients = _gradients(model)
         assert [g.untyped_storage().nbytes() for g in gradients] == [g.nbytes for g in gradients]
 
 
-def _dropped_by_a_hook(which, views):
-    """A hook that was there before ours drops a gradient, on some ranks."""
-    hvd.init()
+def views_of_buckets(bucket_bytes):
+    options = {"bucket_bytes": bucket_bytes, **VIEWS}
+    compare(partial(_stay, bucket_bytes), NET, **options)
+    for droppers in range(1, hvd.size() + 1):
+        compare(partial(_given_up, droppers), NET, **options)
+
+
+@pytest.mark.parametrize("bucket_bytes", [64, 1 << 20])
+@on_ranks(2, 3)
+def test_gradients_are_views_unless_most_of_them_are_dropped_in_each_step(bucket_bytes):
+    views_of_buckets(bucket_bytes)
+
+
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("which", [0, 1])
+@on_ranks(2)
+def test_a_gradient_that_another_hook_drops_on_some_ranks_counts_as_zeros(which, views):
+    """The hook was there before ours."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     dropped = model[which].weight
@@ -122,151 +110,66 @@ def _dropped_by_a_hook(which, views):
     dropped.register_post_accumulate_grad_hook(
         lambda parameter: setattr(parameter, "grad", None) if drops[hvd.rank()] else None
     )
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), 0.1),
-        model.named_parameters(),
-        op=hvd.Sum,
-        gradient_as_bucket_view=views,
-    )
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = distributed(model, sgd, op=hvd.Sum, gradient_as_bucket_view=views)
     for step in range(6):
         drops[:] = [step == 3] + [step != 3] * (hvd.size() - 1)
         optimizer.zero_grad()
         model.zero_grad()
         model(torch.full((1, 3), step + 1.0)).sum().backward()
-        loss = model(torch.full((1, 3), step + 1.0)).sum()
-        (expected,) = torch.autograd.grad(loss, dropped)
+        value = model(torch.full((1, 3), step + 1.0)).sum()
+        (expected,) = torch.autograd.grad(value, dropped)
         optimizer.step()
-        givers = hvd.size() - sum(drops)
         if drops[hvd.rank()]:
             assert dropped.grad is None
         else:
-            torch.testing.assert_close(dropped.grad, givers * expected)
+            torch.testing.assert_close(dropped.grad, (hvd.size() - sum(drops)) * expected)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
 
-@pytest.mark.parametrize("views", [False, True])
-@pytest.mark.parametrize("which", [0, 1])
-def test_what_another_hook_drops_counts_as_zeros(which, views):
-    run_ranks(2, _dropped_by_a_hook, which, views)
-
-
-def _joined_meanwhile():
+def joined_meanwhile():
     """A rank that is not there for the second step learns later what the ranks think of views."""
-    model = _net()
-    optimizer = _wrap(model)
-
-    def step(number):
-        optimizer.zero_grad()
-        _loss(model, hvd.rank(), number).backward()
-        optimizer.step()
-
-    for number in range(1 if hvd.rank() == 0 else 3):
-        step(number)
-        assert len(_flats(optimizer)) == 2
+    model = Net()
+    training = Together(model, _wrap(model), loss)
+    for batch in range(1 if hvd.rank() == 0 else 3):
+        train(training, [batch])
+        assert len(_flats(training.optimizer)) == 2
     last = hvd.join()
     hvd.broadcast_parameters(model.state_dict(), root_rank=last)
-    step(3)
-    assert bool(_flats(optimizer)) != model.conv.weight.is_cpu
-    step(4)
-    values = hvd.allgather_object([p.grad.sum().item() for p in model.parameters()])
+    train(training, [3])
+    assert bool(_flats(training.optimizer)) != model.conv.weight.is_cpu
+    train(training, [4])
+    values = hvd.allgather_object([gradient.sum().item() for gradient in _gradients(model)])
     assert values == values[:1] * hvd.size()
 
 
-def _clip(model):
-    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+@on_ranks(2, 3)
+def test_a_rank_that_joined_learns_what_became_of_views():
+    joined_meanwhile()
 
 
-def _clipping_and_accumulation():
-    model = _net()
-    optimizer = _wrap(model, backward_passes_per_step=2, bucket_bytes=128)
-    for step in range(4):
-        optimizer.zero_grad()
-        for index in range(2):
-            _loss(model, hvd.rank(), 2 * step + index).backward()
-        optimizer.synchronize()
-        _clip(model)
-        with optimizer.skip_synchronize():
-            optimizer.step()
-    check_parameters(model, _reference(4, passes=2, update=_clip), rtol=1e-6, atol=1e-6)
-
-
-def _compressed():
-    model = _net()
-    optimizer = _wrap(model, compression=hvd.Compression.bf16)
-    for step in range(3):
-        optimizer.zero_grad()
-        _loss(model, hvd.rank(), step).backward()
-        optimizer.step()
-    check_parameters(model, _reference(3), rtol=0.1, atol=0.02)
-
-
-def _misuse():
-    model = _net()
-    optimizer = _wrap(model)
-    for step in range(2):
-        _loss(model, hvd.rank(), step).backward()
-        with pytest.raises(AssertionError, match="zero_grad"):
-            optimizer.zero_grad()
-        with pytest.raises(AssertionError, match="backward_passes_per_step=1"):
-            _loss(model, hvd.rank(), 0).backward()
-        with pytest.raises(ValueError, match="written to"):  # by that pass, up to its error
-            optimizer.step()
-        optimizer.zero_grad()
-
-
-def _disagreement():
+def other_formats():
     """Ranks whose models differ get the same error, and can go on without buckets."""
-    layer = nn.Linear(2, 2, bias=False).to(torch.float32)
+    layer = nn.Linear(2, 2, bias=False)
     if hvd.rank() == 0:  # the same gradients, but another order in memory
         layer.weight.data = layer.weight.data.t().contiguous().t()
     optimizer = _wrap(layer)
-    for step in range(2):
-        layer(torch.ones(1, 2)).sum().backward()
-        if step == 0:
-            with pytest.raises(ValueError, match="memory formats"):
-                optimizer.step()
-        else:
-            optimizer.step()
-        optimizer.zero_grad()
-
-
-def _started_anew():
-    model = _net()
-    optimizer = _wrap(model)
-    for step in range(4):
-        if step == 2:
-            hvd.shutdown()
-            hvd.init()
-        optimizer.zero_grad()
-        _loss(model, hvd.rank(), step).backward()
+    layer(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(ValueError, match="memory formats"):
         optimizer.step()
-    check_parameters(model, _reference(4), rtol=1e-6, atol=1e-6)
+    optimizer.zero_grad()
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
 
 
-def _use_in_every_way():
-    torch.set_num_threads(1)
-    hvd.init()
-    for bucket_bytes in (64, 1 << 20):
-        _views(bucket_bytes)
-        for droppers in range(1, hvd.size() + 1):
-            _given_up(bucket_bytes, droppers)
-    _joined_meanwhile()
-    _clipping_and_accumulation()
-    _compressed()
-    _misuse()
-    _disagreement()
-    _started_anew()
-    hvd.shutdown()
+@on_ranks(2, 3)
+def test_ranks_whose_memory_formats_differ_are_told():
+    other_formats()
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_every_way_of_use(size):
-    run_ranks(size, _use_in_every_way)
-
-
-def _steady_state():
-    torch.set_num_threads(1)
-    hvd.init()
+@on_ranks(2, 3)
+def test_a_bucket_costs_one_round_and_no_memory():
+    """Neither Python nor torch keeps any in later steps."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(12)))
     optimizer = _wrap(model, bucket_bytes=2048)
@@ -310,10 +213,54 @@ def _steady_state():
     changes = after.filter_traces(ours).compare_to(before.filter_traces(ours), "lineno")
     # A kept handle alone would be 28 bytes per bucket and step.
     assert sum(change.size_diff for change in changes) < 20 * buckets, changes
-    hvd.shutdown()
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_steady_state(size):
-    """A bucket costs at most one round, and neither Python nor torch keeps new memory."""
-    run_ranks(size, _steady_state)
+# --- groups
+
+
+def _layers():
+    torch.manual_seed(0)
+    return nn.ModuleList(nn.Linear(3, 3).double() for _ in range(4))
+
+
+def _of_some_layers(model, rank, batch):
+    """Every rank leaves out another layer."""
+    generator = torch.Generator().manual_seed(100 * batch + rank)
+    rows = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    used = [layer for number, layer in enumerate(model) if number != (rank + batch) % 4]
+    return sum(layer(rows).pow(2).mean() for layer in used)
+
+
+def groups_of_gradients():
+    alone = Alone(model := _layers(), torch.optim.SGD(model.parameters(), 0.1), _of_some_layers)
+    train(alone, range(4))
+    for choose in (
+        lambda model: 1,
+        lambda model: 3,
+        lambda model: 100,
+        lambda model: [list(model[0].parameters()), [model[3].bias, model[1].weight]],
+    ):
+        model = _layers()
+        parameters = list(model.parameters())
+        if hvd.rank() == 1:  # the first rank's order counts
+            parameters.reverse()
+        optimizer = distributed(model, torch.optim.SGD(parameters, 0.1), groups=choose(model))
+        train(Together(model, optimizer, _of_some_layers), range(4))
+        for found, expected in zip(model.parameters(), alone.model.parameters(), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+@on_ranks(2, 3)
+def test_groups_in_the_order_of_the_first_rank():
+    groups_of_gradients()
+
+
+@on_ranks(2)
+def test_parameters_that_were_always_frozen_are_in_no_group():
+    weight = nn.Parameter(torch.ones(2), requires_grad=False)
+    common = nn.Parameter(torch.ones(2))
+    named = [("common", common), (f"of_rank_{min(hvd.rank(), 1)}", weight)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([common, weight], 0.1), named, groups=1)
+    common.sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(common.detach(), torch.full((2,), 0.9))

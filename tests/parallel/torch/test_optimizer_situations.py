@@ -1,0 +1,424 @@
+"""In every situation each schedule learns what one process does, or says why it cannot.
+
+A row of `SITUATIONS` is a script, with the options that it is for; a column of `SCHEDULES` is a way
+to reduce gradients. The tests of tests/parallel/decoupled have what is of that schedule alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+import aiacc.torch as hvd
+from aiacc.planning.plan import Plan
+from tests.support.jobs import on_ranks
+from tests.support.training import Alone, Recipe, Together, Training, compare, train
+
+BUCKETS = (
+    ("used.weight", "single.bias", "single.weight", "sometimes.weight", "sometimes.bias"),
+    ("used.bias", "conv.weight", "conv.bias", "scale", "norm.weight", "norm.bias"),
+)
+SCHEDULES = {
+    "all_reduce": {},
+    "groups": {"groups": 2},
+    "plan": {"plan": Plan("mine", BUCKETS)},
+    "views": {"gradient_as_bucket_view": True, "bucket_bytes": 256},
+    "one view": {"gradient_as_bucket_view": True},
+    "decoupled": {"schedule": "decoupled", "bucket_bytes": 256},
+    "decoupled plan": {"schedule": "decoupled", "plan": Plan("mine", BUCKETS, "decoupled")},
+    "adasum": {"op": hvd.Adasum},
+}
+
+
+class Net(nn.Module):
+    """Memory formats, dtypes, a scalar, a part that is not always used, and a frozen one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 4, 3).double().to(memory_format=torch.channels_last)
+        self.norm = nn.BatchNorm2d(4).double()
+        self.scale = nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
+        self.used = nn.Linear(4, 3).double()
+        self.sometimes = nn.Linear(4, 3).double()
+        self.single = nn.Linear(3, 3)
+        self.frozen = nn.Linear(3, 3).double().requires_grad_(False)
+
+    def forward(self, images, sometimes):
+        images = images.to(memory_format=torch.channels_last)
+        hidden = self.norm(self.conv(images)).mean((2, 3)) * self.scale
+        out = self.used(hidden) + (self.sometimes(hidden) if sometimes else 0)
+        return self.frozen(self.single(out.float()).double() + out)
+
+
+def images(rank, batch):
+    generator = torch.Generator().manual_seed(100 * batch + rank)
+    return torch.randn(4, 3, 5, 5, generator=generator, dtype=torch.float64)
+
+
+def loss(model, rank, batch):
+    """One rank uses the whole model in even batches, none in others, all in each fourth."""
+    sometimes = batch % 4 == 3 or (batch % 2 == 0 and rank == hvd.size() - 1)
+    return model(images(rank, batch), sometimes).pow(2).mean()
+
+
+def momentum(parameters, **options):
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=0.01, **options)
+
+
+def two_groups(kind, parameters):
+    """Vectors and scalars have a learning rate of their own, and no decay."""
+    parameters = list(parameters)
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1]},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0, "lr": 0.02},
+    ]
+    return kind(groups)
+
+
+KINDS = {
+    "sgd": partial(torch.optim.SGD, lr=0.1),
+    "nesterov": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
+    "adam": partial(torch.optim.Adam, lr=0.01, amsgrad=True),
+    "adamw": partial(torch.optim.AdamW, lr=0.01),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.05),
+    "rmsprop": partial(torch.optim.RMSprop, lr=0.01, momentum=0.5),
+}
+
+
+# --- situations
+
+
+def _plain(training):
+    train(training, range(5))
+
+
+def _cleared_in_place(training):
+    for batch in range(5):
+        training.backward(batch)
+        training.step()
+        training.zero_grad(set_to_none=False)
+        assert training.model.used.weight.grad is not None
+        gradients = [p.grad for p in training.model.parameters() if p.grad is not None]
+        assert not any(gradient.any() for gradient in gradients)
+
+
+def scheduled(training):
+    scheduler = torch.optim.lr_scheduler.StepLR(training.optimizer, 2, 0.5)
+    for batch in range(5):
+        train(training, [batch])
+        scheduler.step()
+    return training.optimizer.param_groups[0]["lr"]
+
+
+def _accumulated(passes, training):
+    for step in range(4):
+        training.zero_grad(set_to_none=step % 2 == 0)
+        for number in range(passes):
+            training.backward(passes * step + number)
+        training.step()
+
+
+def _other_numbers_of_passes(training):
+    """Fewer than announced: the step takes what there is."""
+    for step, (announced, passes) in enumerate([(2, 2), (1, 1), (3, 1), (3, 2)]):
+        if not isinstance(training, Alone):
+            training.optimizer.set_backward_passes_per_step(announced)
+            assert training.optimizer.backward_passes_per_step == announced
+        training.zero_grad()
+        for number in range(passes):
+            training.backward(2 * step + number)
+        training.step()
+
+
+def _penalised(training):
+    """The loss of the second pass has the gradients of the first one in it."""
+    for step in range(4):
+        training.zero_grad(set_to_none=step == 2)
+        training.backward(step, create_graph=True)
+
+        def penalised(model, rank, batch):
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            return loss(model, rank, batch) + sum(gradient.pow(2).sum() for gradient in gradients)
+
+        training.backward(10 + step, loss=penalised)
+        training.step()
+
+
+def _by_closures(training):
+    for batch in range(3):
+        value = training.step_by_closure(batch)
+        assert value.item() > 0
+
+
+def _clipped(training):
+    norms = []
+    for batch, (limit, order) in enumerate([(0.05, 2.0), (0.01, float("inf")), (1e6, 2), (0.1, 1)]):
+        training.zero_grad()
+        training.backward(batch)
+        norms.append(training.clip(limit, order))
+        training.step()
+    return norms
+
+
+def _clipped_by_groups(training):
+    for batch in range(3):
+        training.zero_grad()
+        training.backward(batch)
+        training.synchronize()
+        listed = [p for group in training.optimizer.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(listed, 0.05)
+        training.step()
+
+
+def _frozen_for_a_while(set_to_none, training):
+    """With a gradient of zeros torch's optimizers go on with momentum and decay."""
+    for batch in range(6):
+        training.model.used.requires_grad_(batch not in (2, 3))
+        training.zero_grad(set_to_none)
+        training.backward(batch)
+        training.step()
+
+
+def _dropped(synchronizes, training):
+    """A gradient that somebody drops leaves its parameter as it is, momentum and decay or not."""
+    weight = training.model.used.weight
+    for batch in range(6):
+        training.zero_grad()
+        training.backward(4 * batch + 3)  # of everything, so that all ranks can drop it
+        if synchronizes:
+            training.synchronize()
+        before = weight.detach().clone()
+        for parameter in training.model.parameters():
+            if batch == 4 or (batch < 3 and parameter is weight):
+                training.drop(parameter)
+        training.step()
+        assert torch.equal(weight, before) == (batch < 3 or batch == 4)
+
+
+def _loaded(training):
+    """The state of before, while gradients are under way, which are dropped."""
+    train(training, range(2))
+    saved = training.state()
+    train(training, [2])
+    training.backward(3)
+    training.load(saved)
+    train(training, range(4, 6))
+
+
+# --- gradients that are not finite on one rank
+
+
+def _bad(value, model, rank, batch):
+    """A gradient that is not finite, in one element: with the decoupled schedule rank 0 has it."""
+    is_bad = (rank, batch) == (hvd.size() - 1, 2)
+    return loss(model, rank, batch) + (model.conv.weight[0, 0, 0, 0] * value if is_bad else 0)
+
+
+def _skipped(value, then, training):
+    """Steps of a scaler, of which one is skipped on every rank; ``then`` follows each backward."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
+    for batch in range(5):
+        before = [parameter.detach().clone() for parameter in training.model.parameters()]
+        training.zero_grad()
+        training.backward(batch, loss=partial(_bad, value), scaler=scaler)
+        then(training, batch, scaler)
+        training.step(scaler)
+        pairs = zip(before, training.model.parameters(), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs) == (batch == 2)
+    assert scaler.get_scale() == 4.0
+
+
+def _nothing(training, batch, scaler):
+    """As in a script for DistributedDataParallel."""
+
+
+def _unscale(training, batch, scaler):
+    training.unscale(scaler)
+
+
+def _unscale_and_clip(training, batch, scaler):
+    training.unscale(scaler)
+    training.clip(0.05)
+
+
+def _clip_and_unscale(order, training, batch, scaler):
+    norm = training.clip(0.02 * scaler.get_scale(), order)
+    assert bool(norm.isfinite()) == (batch != 2)
+    training.unscale(scaler)
+
+
+def _clip_only(order, training, batch, scaler):
+    norm = training.clip(0.02 * scaler.get_scale(), order)
+    assert bool(norm.isfinite()) == (batch != 2)
+
+
+# --- what is told on every rank, and leaves no trace
+
+
+def _clip_too_early(training):
+    nn.utils.clip_grad_norm_(training.model.parameters(), 1e-3)
+
+
+def _replace(training):
+    for parameter in training.model.parameters():
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad / 2
+
+
+def _write_to_data(training):
+    training.model.used.weight.grad.data.clamp_(-1e-3, 1e-3)
+
+
+def _written(passes, synchronizes, writes, training):
+    """What is written while gradients travel may be lost, or reach some ranks only."""
+
+    def refused(training, write, then):
+        for _ in range(passes):
+            training.backward(3)  # on every rank a gradient of everything
+        if synchronizes and isinstance(training, Together):
+            training.optimizer.synchronize()
+        write(training)
+        then(training)
+
+    for write in writes:
+        what = "replaced" if write is _replace else "written to"
+        match = rf"was {what} between .* optimizer.synchronize|were written to after backward"
+        training.refused(partial(refused, write=write, then=Training.step), match)
+        training.zero_grad()
+    _accumulated(passes, training)
+    # What is loaded drops them.
+    refused(training, writes[0], lambda training: training.load(training.state()))
+    _accumulated(passes, training)
+
+
+def _misused(training):
+    def clear_too_early(training):
+        training.backward(3)
+        training.zero_grad()
+
+    for _ in range(2):
+        training.refused(clear_too_early, "(before|and before) step")
+        training.refused(lambda training: training.backward(3), "backward_passes_per_step=1")
+        # By that pass, up to its error.
+        training.refused(Training.step, "written to")
+        training.zero_grad()
+        train(training, range(2))
+
+
+class Situation(NamedTuple):
+    """A row: options of the optimizer, what it wraps, and schedules that are left out."""
+
+    script: Callable[[Training], object]
+    options: Mapping[str, Any] = MappingProxyType({})
+    make_optimizer: Callable[[Any], torch.optim.Optimizer] = momentum
+    without: tuple[str, ...] = ()
+    #: Whether the decoupled schedule adds up a norm in another order than one process.
+    clips: bool = False
+
+
+_NOT_ADASUM = (
+    "adasum",
+)  # it reduces changes, not gradients, and each rank is alone with its scaler
+_DECOUPLED = (*(name for name in SCHEDULES if name.startswith("decoupled")),)
+
+SITUATIONS = {
+    **{
+        f"{kind} in two groups": Situation(scheduled, {}, partial(two_groups, make))
+        for kind, make in KINDS.items()
+    },
+    "sum": Situation(_plain, {"op": hvd.Sum}, without=_NOT_ADASUM),
+    "predivided": Situation(_plain, {"gradient_predivide_factor": 2.0}, without=_NOT_ADASUM),
+    "cleared in place": Situation(_cleared_in_place, without=_NOT_ADASUM),
+    "three passes": Situation(partial(_accumulated, 3), {"backward_passes_per_step": 3}),
+    "other numbers of passes": Situation(_other_numbers_of_passes),
+    "a penalty of gradients": Situation(_penalised, {"backward_passes_per_step": 2}),
+    "a penalty, and a pass too few": Situation(_penalised, {"backward_passes_per_step": 3}),
+    "closures": Situation(_by_closures),
+    "clipped": Situation(_clipped, clips=True),
+    "clipped by parameter groups": Situation(_clipped_by_groups, without=_DECOUPLED),
+    "frozen for a while": Situation(partial(_frozen_for_a_while, True)),
+    "frozen for a while, with zeros": Situation(
+        partial(_frozen_for_a_while, False), without=_NOT_ADASUM
+    ),
+    "dropped": Situation(partial(_dropped, False)),
+    "dropped after synchronize": Situation(partial(_dropped, True)),
+    "loaded": Situation(_loaded),
+    "scaled": Situation(partial(_skipped, float("inf"), _nothing), without=_NOT_ADASUM),
+    "scaled by the optimizer": Situation(
+        partial(_skipped, float("nan"), _nothing),
+        make_optimizer=partial(momentum, fused=True),
+        without=_NOT_ADASUM,
+    ),
+    "unscaled": Situation(partial(_skipped, float("inf"), _unscale), without=_NOT_ADASUM),
+    "unscaled and clipped": Situation(
+        partial(_skipped, float("inf"), _unscale_and_clip), without=_NOT_ADASUM, clips=True
+    ),
+    **{
+        f"clipped by norm {order:g} of {value:g} and {then.__name__[10:]}": Situation(
+            partial(_skipped, value, partial(then, order)), without=_NOT_ADASUM, clips=True
+        )
+        for value, order in [(float("inf"), 2.0), (float("nan"), 2.0), (float("inf"), float("inf"))]
+        for then in (_clip_and_unscale, _clip_only)
+    },
+    "written to": Situation(
+        partial(_written, 1, False, [_clip_too_early, _replace]), without=_NOT_ADASUM
+    ),
+    "written to between passes": Situation(
+        partial(_written, 2, False, [_replace, _clip_too_early]),
+        {"backward_passes_per_step": 2},
+        without=_NOT_ADASUM,
+    ),
+    "written to after synchronize": Situation(
+        partial(_written, 1, True, [_clip_too_early, _replace, _write_to_data]),
+        without=tuple(name for name in SCHEDULES if name not in _DECOUPLED),
+    ),
+    "misused": Situation(_misused, without=_NOT_ADASUM),
+}
+
+
+def _in_situation(name, schedule):
+    row = SITUATIONS[name]
+    options = {**SCHEDULES[schedule], **row.options}
+    exactly = not (row.clips and schedule in _DECOUPLED)
+    try:
+        compare(row.script, Recipe(Net, row.make_optimizer, loss), exactly=exactly, **options)
+    except BaseException as error:
+        error.add_note(f"in the situation {name!r}, with the schedule {schedule!r}")
+        raise
+
+
+def _check_warnings():
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "plan: no gradient of 'sometimes")
+    warnings.filterwarnings("ignore", "Using backward.* with create_graph=True")
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+@on_ranks(2)
+def test_every_schedule_in(name):
+    _check_warnings()
+    for schedule in SCHEDULES:
+        if schedule not in SITUATIONS[name].without:
+            _in_situation(name, schedule)
+
+
+def every_situation_with(schedule):
+    """On all ranks, after `init`."""
+    _check_warnings()
+    for name, row in SITUATIONS.items():
+        if schedule not in row.without:
+            _in_situation(name, schedule)
+
+
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "adasum"])
+@on_ranks(3)
+def test_every_situation_with(schedule):
+    every_situation_with(schedule)
