@@ -12,7 +12,10 @@ from aiacc.bootstrap.rendezvous import RendezvousProvider
 from aiacc.exceptions import BootstrapError
 
 PATIENT_S = 30.0
+#: Nobody comes meanwhile.
 SHORT_S = 0.3
+#: Who comes at once is there by then, on a busy machine too.
+ENOUGH_S = 1.0
 
 
 def provider(rank, size, port, *, token="", generation=0, host="127.0.0.1"):

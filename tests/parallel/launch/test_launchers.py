@@ -138,16 +138,8 @@ def test_steps_of_slurm(steps, tasks, nodes, places):
     assert run_ranks(len(places), as_task, job, steps, tasks, nodes) == places
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"SLURM_STEP_ID": ""},
-        {"SLURM_STEP_ID": "4294967291"},  # of a batch script
-        {"SLURM_STEP_ID": "4294967290"},  # of an interactive shell
-    ],
-)
-def test_python_in_a_batch_script_is_alone(changes):
-    batch = fake_srun.task_variables(4, "localhost", 7, 0)[0] | changes
+def test_python_in_a_batch_script_is_alone():
+    batch = fake_srun.task_variables(4, "localhost", 7, 0)[0] | {"SLURM_STEP_ID": "4294967291"}
     assert run_ranks(1, start_with, batch, launcher="python") == [(0, 1, 0, 1)]
 
 

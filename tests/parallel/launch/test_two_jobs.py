@@ -103,16 +103,6 @@ def test_a_second_job_at_the_address_of_the_first(tmp_path, token):
     run_ranks(4, one_after_the_other, free_port(), folder, token)
 
 
-def several_times(port):
-    for _ in range(3):
-        join(0, int(os.environ["AIACC_RANK"]), port)
-        aiacc.shutdown()
-
-
-def test_a_job_has_its_own_seat_again_and_again():
-    run_ranks(2, several_times, free_port())
-
-
 def texts_at_init(port, token):
     number = int(os.environ["AIACC_RANK"])
     sys.argv = [f"/somewhere/{'train' if number == 0 else 'other'}.py"]

@@ -58,8 +58,8 @@ def test_a_task_of_a_step():
     "changes",
     [
         {"SLURM_STEP_ID": ""},
-        {"SLURM_STEP_ID": "4294967291"},
-        {"SLURM_STEP_ID": "4294967290"},
+        {"SLURM_STEP_ID": "4294967291"},  # of a batch script
+        {"SLURM_STEP_ID": "4294967290"},  # of an interactive shell
         {"SLURM_PROCID": ""},
         {"SLURM_STEP_NUM_TASKS": "", "SLURM_NTASKS": ""},
         {"SLURM_JOB_ID": ""},
