@@ -100,7 +100,7 @@ def test_a_setting_that_fits_nothing_lists_what_there_is(wanted):
     assert "docker0 172.17.0.1, virbr0 192.168.122.1 (down), eth0 10.0.0.1" in str(raised.value)
 
 
-def test_this_host():
+def test_this_host_tells_its_addresses_or_what_is_wrong_with_the_setting():
     presence = observe("127.0.0.1", "")
     assert "127.0.0.1" in addresses(presence.candidates)
     assert presence.targets == [], "loopback tells other hosts nothing"
@@ -113,7 +113,7 @@ def test_this_host():
     assert wrong.candidates == []
 
 
-def test_routes():
+def test_which_own_address_leads_to_a_host():
     (route,) = routes_to("127.0.0.1")
     assert route == ("127.0.0.1", "127.0.0.1")
     assert routes_to("no.such.host.invalid") == []

@@ -30,7 +30,7 @@ def test_bus_bandwidth():
         ({1: [4.0] * 5, 2: [2.0] * 5, 4: [1.0, 1.0, 1.0, 1.1, 9.0], 8: [0.9] * 5}, "AIACC_LANES=4"),
     ],
 )
-def test_report(seconds, advice):
+def test_how_many_lanes_a_netcheck_advises(seconds, advice):
     text = report(seconds, 2)
     assert advice in text
     assert "   1 flow  " in text
@@ -52,7 +52,7 @@ def test_one_host_is_no_network():
         (["--netcheck", "h1,h2", "-H", "h1:1"], "with a command, --hosts"),
     ],
 )
-def test_refusals(arguments, complaint, capsys):
+def test_wrong_use_of_netcheck_is_explained(arguments, complaint, capsys):
     assert main(arguments) == 2
     assert complaint in capsys.readouterr().err
 

@@ -47,7 +47,7 @@ def test_option_of_horovodrun_is_accepted(option):
     assert parsed.command == ["python", "train.py", "--lr", "0.1"]
 
 
-def test_settings():
+def test_options_become_settings():
     given = (
         "--network-interfaces eth0,eth1 --no-stall-check --timeline-mark-cycles --autotune "
         "--cache-capacity 9 --start-timeout 7 --timeline-filename t.json x"
