@@ -28,7 +28,6 @@ from tests.parallel.compression import (
 from tests.parallel.torch import (
     test_adasum,
     test_ddp_hook,
-    test_exchange_ops,
     test_objects_and_sparse,
     test_ops,
     test_optimizer,
@@ -46,7 +45,7 @@ from tests.support.ranks import free_port, run_ranks
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_operations_as_on_the_cpu(size):
-    fake_gpu.run_ranks(size, test_ops._check_everything)
+    fake_gpu.run_ranks(size, test_ops.everything)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -249,11 +248,6 @@ def _trained(options):
 def test_training_of_make_gpu_check(options):
     first, second = fake_gpu.run_ranks(2, _trained, options)
     assert first == second
-
-
-@pytest.mark.parametrize("body", test_exchange_ops.BODIES)
-def test_three_ranks_as_on_the_cpu(body):
-    fake_gpu.run_ranks(3, body)
 
 
 @pytest.mark.parametrize(
