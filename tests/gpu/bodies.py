@@ -234,7 +234,7 @@ def _groups(size: int) -> None:
     assert total.to_dense().eq(size * torch.eye(4, device="cuda")).all()
 
 
-def trained(steps: int, **options: Any) -> list[float]:
+def trained(steps: int, options: dict[str, Any]) -> list[float]:
     """A small network after some steps; equal on all ranks."""
     rank, _ = begin()
     torch.manual_seed(0)

@@ -12,9 +12,10 @@ from tests.support import one_gpu, ranks
 
 
 @pytest.mark.parametrize("way", one_gpu.WAYS)
-@pytest.mark.parametrize("size", [2, 3])
-def test_every_operation(size, way):
-    one_gpu.run_ranks(way, size, bodies.every_operation)
+@pytest.mark.parametrize(("size", "algorithm"), [(2, "any"), (3, "any"), (2, "ring"), (2, "tree")])
+def test_every_operation(size, algorithm, way):
+    env = {} if algorithm == "any" else {"AIACC_GPU_ALGORITHM": algorithm}
+    one_gpu.run_ranks(way, size, bodies.every_operation, env=env)
 
 
 @pytest.mark.parametrize("way", one_gpu.WAYS)
@@ -50,13 +51,6 @@ def test_kfac(way):
 
 
 @pytest.mark.parametrize("way", one_gpu.WAYS)
-@pytest.mark.parametrize("algorithm", ["ring", "tree"])
-def test_algorithms(algorithm, way):
-    env = {"AIACC_GPU_ALGORITHM": algorithm}
-    one_gpu.run_ranks(way, 2, bodies.every_operation, env=env)
-
-
-@pytest.mark.parametrize("way", one_gpu.WAYS)
 @pytest.mark.parametrize(
     "options",
     [
@@ -68,22 +62,16 @@ def test_algorithms(algorithm, way):
     ],
 )
 def test_training_gives_all_ranks_the_same(options, way):
-    first, second = one_gpu.run_ranks(way, 2, _train, options)
+    first, second = one_gpu.run_ranks(way, 2, bodies.trained, 5, options)
     assert first == second
 
 
-def _train(options):
-    return bodies.trained(5, **options)
-
-
 @pytest.mark.parametrize("way", [one_gpu.HOSTS, one_gpu.SHARED])
-def test_a_step_waits_for_no_gpu(way):
-    one_gpu.run_ranks(way, 2, bodies.steps_without_synchronisation)
-
-
-@pytest.mark.parametrize("way", [one_gpu.HOSTS, one_gpu.SHARED])
-def test_a_coded_step_waits_for_no_gpu(way):
-    one_gpu.run_ranks(way, 2, coded_bodies.steps_without_synchronisation)
+@pytest.mark.parametrize(
+    "body", [bodies.steps_without_synchronisation, coded_bodies.steps_without_synchronisation]
+)
+def test_a_step_waits_for_no_gpu(body, way):
+    one_gpu.run_ranks(way, 2, body)
 
 
 @pytest.mark.parametrize("way", one_gpu.WAYS)

@@ -228,6 +228,7 @@ def _pretend_streams(fake: ctypes.CDLL) -> None:
     pretended.wait_for_mark = lambda event, device: None
     pretended.future_on = lambda device: torch.futures.Future()
     torch.cuda.synchronize = lambda device=None: fake.fake_drain()  # type: ignore[assignment]
+    torch.cuda.mem_get_info = lambda device=None: (0, 0)
 
 
 def _pretend_steps(fake: ctypes.CDLL) -> None:
