@@ -72,17 +72,6 @@ TEST(LaneLoads, NoLaneIsThroughMuchLaterThanItsShareTakes) {
   }
 }
 
-TEST(LaneLoads, DecideAlikeForTheSameCalls) {
-  for (std::uint32_t seed = 0; seed < 200; ++seed) {
-    const Case c = random_case(seed, true);
-    LaneLoads one(seed);
-    LaneLoads other(seed);
-    for (const std::uint64_t unit : c.units) {
-      ASSERT_EQ(one.assign(unit, c.parameters), other.assign(unit, c.parameters));
-    }
-  }
-}
-
 TEST(LaneLoads, EqualUnitsTakeTurnsFromThePreferredLaneOn) {
   LaneLoads loads(5);
   Parameters parameters;
