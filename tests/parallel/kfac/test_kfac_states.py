@@ -72,9 +72,8 @@ def test_a_rank_that_owns_no_layer_is_not_told_that_it_builds_no_factor():
     run_ranks(2, _nothing_to_own)
 
 
+@in_job
 def _train_and_save(steps, state, kind):
-    torch.set_num_threads(1)
-    hvd.init()
     model = net()
     optimizer, kfac = training(model, **EVERY_STEP, distribution=kind)
     if state is not None:
@@ -92,7 +91,6 @@ def _train_and_save(steps, state, kind):
             kfac.state_dict()
     kfac.consolidate_state_dict()
     found = kfac.state_dict()
-    hvd.shutdown()
     factors = {name: one.numpy() for name, one in found["factors"].items()}
     parameters = {name: one.detach().numpy() for name, one in model.state_dict().items()}
     return parameters, {**found, "factors": factors}
