@@ -42,82 +42,60 @@ def _plan(planner, gradients):
     return [list(bucket) for bucket in planner.divide(gradients)]
 
 
-def test_single_gradients_are_in_no_bucket():
-    assert _plan(singly(), _gradients(1, 2, 3)) == []
-
-
-def test_chosen_groups_are_found_by_name():
-    planner = chosen([["c", "a"], ["frozen"], ["b", "frozen"]])
-    assert _plan(planner, _gradients(1, 1, 1, 1)) == [[2, 0], [], [1]]
+_FLOATS_AND_BFLOAT = [("float32", 4), ("bfloat16", 2), ("float32", 4)]
+_GIVEN = Plan("given", (("e", "c", "a"), ("d", "gone"), ("b",)))
+_SIXTEEN = _gradients(16, 16, 16, 16, 16)
+_ON_TWO_DEVICES = _gradients(1, 1, 1, 1, 1, device_keys=[0, 1, 0, 1, 1])
 
 
 @pytest.mark.parametrize(
-    ("groups", "plan"),
+    ("planner", "gradients", "plan"),
     [
-        (1, [[0, 1, 2, 3, 4]]),
-        (2, [[0, 1, 2], [3, 4]]),
-        (3, [[0, 1], [2, 3], [4]]),
-        (9, [[0], [1], [2], [3], [4]]),
+        # Single gradients are in no bucket.
+        (singly(), _gradients(1, 2, 3), []),
+        # Chosen groups are found by name.
+        (
+            chosen([["c", "a"], ["frozen"], ["b", "frozen"]]),
+            _gradients(1, 1, 1, 1),
+            [[2, 0], [], [1]],
+        ),
+        # A number of groups.
+        (evenly(1), _SIXTEEN, [[0, 1, 2, 3, 4]]),
+        (evenly(2), _SIXTEEN, [[0, 1, 2], [3, 4]]),
+        (evenly(3), _SIXTEEN, [[0, 1], [2, 3], [4]]),
+        (evenly(9), _SIXTEEN, [[0], [1], [2], [3], [4]]),
+        (evenly(2), [], []),
+        # A group or a plan's bucket on several devices is one for each.
+        (evenly(1), _ON_TWO_DEVICES[:4], [[0, 2], [1, 3]]),
+        (evenly(2), _ON_TWO_DEVICES[:4], [[0], [1], [2], [3]]),
+        (planned(_GIVEN), _ON_TWO_DEVICES, [[4], [2, 0], [3], [1]]),
+        (together(_GIVEN.buckets), _ON_TWO_DEVICES, [[4], [2, 0], [3], [1]]),
+        # A bucket holds what fits, with what is between them; a larger one is alone.
+        (by_size(128), _SIXTEEN[:3], [[0, 1], [2]]),
+        (by_size(127), _SIXTEEN[:3], [[0], [1], [2]]),
+        (by_size(72), _gradients(1, 2, 1), [[0, 1], [2]]),
+        (by_size(64), _gradients(1, 100, 1), [[0], [1], [2]]),
+        # Empty gradients have a place.
+        (by_size(64), _gradients(0, 0), [[0, 1]]),
+        (by_size(64), [], []),
+        # Types and devices are not mixed, and buckets come in the order of completion.
+        (by_size(1 << 20), _gradients(16, 16, 16, dtypes=_FLOATS_AND_BFLOAT), [[1], [0, 2]]),
+        (by_size(1 << 20), _gradients(1, 1, 1, device_keys=[1, 0, 1]), [[1], [0, 2]]),
+        # Those apart share buckets with one another.
+        (by_size(1 << 20, ["b", "d"]), _SIXTEEN, [[1, 3], [0, 2, 4]]),
+        (by_size(128, ["b", "d", "e"]), _SIXTEEN, [[0, 2], [1, 3], [4]]),
+        (by_size(1 << 20, ["nobody"]), _SIXTEEN, [[0, 1, 2, 3, 4]]),
+        # Only those that are named are fused.
+        (fused(1 << 20, ["e", "a", "c"]), _SIXTEEN, [[0, 2, 4]]),
+        (fused(128, ["e", "a", "c"]), _SIXTEEN, [[0, 2], [4]]),
+        (fused(1 << 20, []), _SIXTEEN, []),
+        (fused(1 << 20, "abc"), _gradients(1, 1, 1, dtypes=_FLOATS_AND_BFLOAT), [[1], [0, 2]]),
+        # From the end the last gradients are first.
+        (fused_from_the_end(128, "abde"), _SIXTEEN, [[4, 3], [1, 0]]),
     ],
 )
-def test_a_number_of_groups(groups, plan):
-    assert _plan(evenly(groups), _gradients(1, 1, 1, 1, 1)) == plan
-
-
-def test_a_group_on_several_devices_is_one_for_each():
-    gradients = _gradients(1, 1, 1, 1, device_keys=[0, 1, 0, 1])
-    assert _plan(evenly(1), gradients) == [[0, 2], [1, 3]]
-    assert _plan(evenly(2), gradients) == [[0], [1], [2], [3]]
-
-
-def test_a_plan_s_bucket_on_several_devices_is_one_for_each():
-    gradients = _gradients(1, 1, 1, 1, 1, device_keys=[0, 1, 0, 1, 1])
-    plan = Plan("given", (("e", "c", "a"), ("d", "gone"), ("b",)))
-    assert _plan(planned(plan), gradients) == [[4], [2, 0], [3], [1]]
-    assert _plan(together(plan.buckets), gradients) == [[4], [2, 0], [3], [1]]
-
-
-def test_a_bucket_holds_what_fits():
-    assert _plan(by_size(128), _gradients(16, 16, 16)) == [[0, 1], [2]]
-    assert _plan(by_size(127), _gradients(16, 16, 16)) == [[0], [1], [2]]
-    assert _plan(by_size(72), _gradients(1, 2, 1)) == [[0, 1], [2]]  # with what is between them
-
-
-def test_a_larger_one_is_alone():
-    assert _plan(by_size(64), _gradients(1, 100, 1)) == [[0], [1], [2]]
-
-
-def test_types_are_not_mixed_and_buckets_come_in_the_order_of_completion():
-    dtypes = [("float32", 4), ("bfloat16", 2), ("float32", 4)]
-    assert _plan(by_size(1 << 20), _gradients(16, 16, 16, dtypes=dtypes)) == [[1], [0, 2]]
-    assert _plan(by_size(1 << 20), _gradients(1, 1, 1, device_keys=[1, 0, 1])) == [[1], [0, 2]]
-
-
-def test_those_apart_share_buckets_with_one_another():
-    gradients = _gradients(16, 16, 16, 16, 16)
-    assert _plan(by_size(1 << 20, ["b", "d"]), gradients) == [[1, 3], [0, 2, 4]]
-    assert _plan(by_size(128, ["b", "d", "e"]), gradients) == [[0, 2], [1, 3], [4]]
-    assert _plan(by_size(1 << 20, ["nobody"]), gradients) == [[0, 1, 2, 3, 4]]
-
-
-def test_only_those_that_are_named_are_fused():
-    gradients = _gradients(16, 16, 16, 16, 16)
-    assert _plan(fused(1 << 20, ["e", "a", "c"]), gradients) == [[0, 2, 4]]
-    assert _plan(fused(128, ["e", "a", "c"]), gradients) == [[0, 2], [4]]
-    assert _plan(fused(1 << 20, []), gradients) == []
-    kinds = [("float32", 4), ("bfloat16", 2), ("float32", 4)]
-    assert _plan(fused(1 << 20, "abc"), _gradients(1, 1, 1, dtypes=kinds)) == [[1], [0, 2]]
-
-
-def test_from_the_end_the_last_gradients_are_first():
-    gradients = _gradients(16, 16, 16, 16, 16)
-    assert _plan(fused_from_the_end(128, "abde"), gradients) == [[4, 3], [1, 0]]
-
-
-def test_empty_gradients_have_a_place():
-    assert _plan(by_size(64), _gradients(0, 0)) == [[0, 1]]
-    assert _plan(by_size(64), []) == []
-    assert _plan(evenly(2), []) == []
+def test_gradients_that_share_a_bucket(planner, gradients, plan):
+    assert _plan(planner, gradients) == plan
 
 
 @pytest.mark.parametrize(
