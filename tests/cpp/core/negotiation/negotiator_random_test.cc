@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <map>
-#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -20,13 +19,13 @@
 namespace aiacc {
 namespace {
 
-using Key = NegotiatorModel::Key;
-
 /// All that a rank is told.
 std::string text_of(const Response& response) {
-  std::string text = std::to_string(response.ticket) + ": " + response.status.message() +
-                     (response.status.ok() ? "ok " : " ") + shape_text(response.first_extents) +
-                     " value " + std::to_string(response.value);
+  const std::string status = response.status.ok() ? "ok" : response.status.message();
+  std::string text = std::to_string(response.ticket) + ": " + status + " (code " +
+                     std::to_string(static_cast<int>(response.status.code())) + ") " +
+                     shape_text(response.first_extents) + " value " +
+                     std::to_string(response.value);
   if (response.devices != nullptr) {
     text += " GPUs " + shape_text({response.devices->begin(), response.devices->end()});
   }
@@ -37,7 +36,10 @@ std::string text_of(const Response& response) {
   return text + (response.joined ? " without residuals" : "");
 }
 
-/// What has happened in the jobs of a test, by the word that tells it in the text.
+/// What must happen in some job of a test, by a word of its text.
+constexpr const char* kWords[] = {
+    "ok", "zeros", "residuals", "GPUs", "joined", "left", "removed", "already", "agree"};
+/// How often it has.
 using Seen = std::map<std::string, std::size_t>;
 
 class Job {
@@ -240,14 +242,24 @@ class Job {
       ASSERT_EQ(negotiator.urgent(), asked_ || model_.urgent(rank));
       ASSERT_EQ(negotiator.answer_due(), asked_);
       ASSERT_EQ(negotiator.waiting(), model_.pending(rank).size());
-      check_sets(negotiator.process_sets());
+      ASSERT_EQ(negotiator.process_sets().size(), model_.sets().size());
+      for (std::uint32_t id = 0; id <= model_.last_set(); ++id) {
+        const std::vector<int>* got = negotiator.process_sets().members(id);
+        const std::vector<int>* modelled = model_.sets().members(id);
+        ASSERT_EQ(got == nullptr, modelled == nullptr);
+        ASSERT_TRUE(got == nullptr || *got == *modelled);
+      }
       ASSERT_EQ(outcome.parameters_changed, !proposals.empty());
       if (!proposals.empty()) {
         ASSERT_EQ(negotiator.parameters().unit_bytes, proposals.begin()->second);
       }
       ASSERT_EQ(negotiator.parameters().epoch, epoch_ + (proposals.empty() ? 0 : 1));
       ASSERT_EQ(outcome.answers.ranks, answers ? RankSet(0, size_ - 1) : RankSet());
-      check_answers(outcome.answers, answers ? pending : std::map<std::string, RankSet>());
+      ASSERT_TRUE(outcome.answers.complete);
+      ASSERT_EQ(outcome.answers.names.size(), answers ? pending.size() : 0U);
+      for (const PendingName& name : outcome.answers.names) {
+        ASSERT_EQ(pending.at(name.label), name.ranks) << name.label;
+      }
     }
     epoch_ += proposals.empty() ? 0 : 1;
     seen["answers"] += answers ? 1 : 0;
@@ -264,40 +276,13 @@ class Job {
     }
     for (const Response& response : expected) {
       texts[1].push_back(text_of(response));
-      for (const char* word : {"ok ",
-                               "zeros",
-                               "residuals",
-                               "GPUs",
-                               "has joined",
-                               "has left",
-                               "was removed",
-                               "already",
-                               "must agree",
-                               "value 1"}) {
+      for (const char* word : kWords) {
         seen[word] += texts[1].back().find(word) != std::string::npos ? 1 : 0;
       }
     }
     ASSERT_EQ(texts[0], texts[1]);
     if (model_.pending(rank).count({0, "join"}) == 0) {
       users_[static_cast<std::size_t>(rank)].joined = false;
-    }
-  }
-
-  void check_sets(const ProcessSetTable& sets) {
-    ASSERT_EQ(sets.size(), model_.sets().size());
-    for (std::uint32_t id = 0; id <= model_.last_set(); ++id) {
-      const std::vector<int>* expected = model_.sets().members(id);
-      ASSERT_EQ(sets.members(id) == nullptr, expected == nullptr);
-      ASSERT_TRUE(expected == nullptr || *expected == *sets.members(id));
-    }
-  }
-
-  static void check_answers(const Answers& answers,
-                            const std::map<std::string, RankSet>& expected) {
-    ASSERT_TRUE(answers.complete);
-    ASSERT_EQ(answers.names.size(), expected.size());
-    for (const PendingName& name : answers.names) {
-      ASSERT_EQ(expected.at(name.label), name.ranks) << name.label;
     }
   }
 
