@@ -33,7 +33,7 @@ from tests.parallel.torch import (
     test_optimizer,
     test_optimizer_buckets,
     test_optimizer_classes,
-    test_optimizer_groups,
+    test_optimizer_situations,
     test_process_group,
     test_sync_batch_norm,
 )
@@ -114,15 +114,15 @@ _CONSERVED = {
 }
 
 
-@pytest.mark.parametrize("event", [test_events.overflow, test_events.reloaded])
+@pytest.mark.parametrize("event", ["overflow", "reloaded"])
 def test_events_leave_no_trace_on_a_gpu(event, tmp_path):
-    _, *rest = test_events.NO_TRACE[event]
-    args = test_events.no_trace, event, _EVENTS, *rest
+    events, _, *rest = test_events.NO_TRACE[event]
+    args = test_events.no_trace, events, _EVENTS, *rest
     fake_gpu.run_ranks(2, in_ddp, str(tmp_path), *args, env=_TCP)
 
 
 def test_ranks_agree_after_a_join_on_a_gpu(tmp_path):
-    args = test_events.dense_step, test_events.joined, *test_events.DENSE[test_events.joined]
+    args = test_events.dense_step, *test_events.DENSE["joined"]
     fake_gpu.run_ranks(2, in_ddp, str(tmp_path), *args, env=_TCP)
 
 
@@ -247,17 +247,38 @@ def test_training_of_make_gpu_check(options):
         test_sync_batch_norm._all_variants,
         test_objects_and_sparse._objects,
         test_objects_and_sparse._sparse,
-        test_optimizer._use_in_every_way,
-        test_optimizer_buckets._use_in_every_way,
-        test_optimizer_classes._every_class,
-        test_optimizer_classes._sparse_gradients,
-        test_optimizer_classes._changes,
-        test_optimizer_groups._groups,
-        test_adasum._operations,
     ],
 )
 def test_two_ranks_as_on_the_cpu(body):
     fake_gpu.run_ranks(2, body)
+
+
+def _in_a_job(body, arguments):
+    torch.set_num_threads(1)
+    hvd.init()
+    body(*arguments)
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        (test_optimizer_situations.every_situation_with, ["all_reduce"]),
+        (test_optimizer_situations.every_situation_with, ["views"]),
+        (test_optimizer.narrow_gradients, [{}, "bf16"]),
+        (test_optimizer.sparse_gradients, []),
+        (test_optimizer_buckets.views_of_buckets, [64]),
+        (test_optimizer_buckets.views_of_buckets, [1 << 20]),
+        (test_optimizer_buckets.joined_meanwhile, []),
+        (test_optimizer_buckets.other_formats, []),
+        (test_optimizer_buckets.groups_of_gradients, []),
+        (test_optimizer_classes.every_class, []),
+        (test_optimizer_classes.changing_parameters, []),
+        (test_adasum.operations, []),
+    ],
+)
+def test_optimizers_of_two_ranks_as_on_the_cpu(body, arguments):
+    fake_gpu.run_ranks(2, _in_a_job, body, arguments)
 
 
 def _process_group(port):
