@@ -32,6 +32,7 @@ class Job:
         monkeypatch.setattr(_core, "mpi_reserve", self.reserved.append)
 
     def _initialize(self, lanes, timeout_s):
+        self.lanes = lanes
         return (*self.seen, OPEN_MPI)
 
     def all_gather(self, payload, *, timeout_s):
@@ -62,7 +63,7 @@ def test_all_ranks_meet_before_the_engines_do(monkeypatch, engine, gpu_engine, l
     mpi = Job(monkeypatch, engine=engine, gpu_engine=gpu_engine, fabrics=["mlx5_0"])
     plan = mpi.meet()
     assert (plan.engine, plan.gpu_engine) == (engine, gpu_engine)
-    assert mpi.reserved == [lanes]
+    assert (mpi.lanes, mpi.reserved) == (4, [lanes])
 
 
 @pytest.mark.parametrize(("rank", "fabrics", "times"), [(0, [], 1), (1, [], 0), (0, ["efa_0"], 0)])
