@@ -109,10 +109,11 @@ def _gradients():
     assert_equal(leaf.grad, torch.full((3,), float(size)))
     with torch.no_grad():
         assert not hvd.allreduce(leaf).requires_grad
-    leaf = torch.ones(size, requires_grad=True)
+    leaf = torch.ones(size + 1, requires_grad=True)
     output, received = hvd.alltoall(leaf, [1] * size)
-    assert output.requires_grad
     assert not received.requires_grad
+    output.sum().backward()
+    assert leaf.grad.tolist() == [1.0] * size + [0.0]  # what was not sent has none
     # Of a group one is not used, one needs no gradient.
     leaf = torch.ones(2, requires_grad=True)
     first, *_ = hvd.grouped_allreduce([leaf, torch.ones(2), torch.ones(1).long()], op=hvd.Sum)
