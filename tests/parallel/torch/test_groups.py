@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import aiacc
+from tests.parallel.torch.test_process_group import check_every_operation
 from tests.support.process_group import assert_equal, join, lose
 from tests.support.ranks import free_port, run_ranks
 
@@ -14,69 +15,12 @@ from tests.support.ranks import free_port, run_ranks
 RANKS = [[0, 1, 2], [1, 2, 3], [0, 1], [2, 3], [3], [1, 2], [0, 1, 2, 3], [0, 1]]
 
 
-def _check_every_operation(group, members):
-    """Every collective of torch, among ``members``, of which this process is one."""
-    rank, size, me = dist.get_rank(group), len(members), dist.get_rank()
-    assert (dist.get_world_size(group), members[rank]) == (size, me)
+def _check_membership(group, members):
+    me = dist.get_rank()
+    assert members[dist.get_rank(group)] == me
+    assert dist.get_world_size(group) == len(members)
     assert dist.get_backend(group) == "aiacc"
     assert dist.get_process_group_ranks(group) == members
-    own = torch.tensor([[me + 1.0, 2.0]])
-    everyones = torch.tensor([[member + 1.0, 2.0] for member in members])
-    root = members[-1]
-
-    for op, expected in (
-        (dist.ReduceOp.SUM, everyones.sum(0, keepdim=True)),
-        (dist.ReduceOp.MAX, everyones.amax(0, keepdim=True)),
-        (dist.ReduceOp.PRODUCT, everyones.prod(0, keepdim=True)),
-    ):
-        total = own.clone()
-        dist.all_reduce(total, op, group=group)
-        assert_equal(total, expected)
-        total = own.clone()
-        dist.reduce(total, root, op, group=group)
-        assert_equal(total, expected if me == root else own)
-    copy = own.clone()
-    dist.broadcast(copy, root, group=group)
-    assert_equal(copy, everyones[-1:])
-
-    joined = torch.empty(size, 2)
-    dist.all_gather_into_tensor(joined, own, group=group)
-    assert_equal(joined, everyones)
-    rows = [torch.empty(1, 2) for _ in members]
-    dist.all_gather(rows, own, group=group)
-    assert_equal(torch.cat(rows), everyones)
-    rows = [torch.empty(1, 2) for _ in members] if me == root else None
-    dist.gather(own, rows, root, group=group)
-    if rows is not None:
-        assert_equal(torch.cat(rows), everyones)
-
-    part = torch.empty(2)
-    dist.scatter(part, list(everyones.unbind()) if me == root else None, root, group=group)
-    assert_equal(part, everyones[rank])
-    dist.reduce_scatter_tensor(part, everyones * (rank + 1), group=group)
-    assert_equal(part, everyones[rank] * sum(range(1, size + 1)))
-    received = torch.empty(size)
-    dist.all_to_all_single(received, torch.arange(float(size)) + 10 * rank, group=group)
-    assert_equal(received, torch.arange(0, 10.0 * size, 10) + rank)
-    dist.barrier(group=group)
-    _check_objects(group, members, root)
-
-
-def _check_objects(group, members, root):
-    me, size = dist.get_rank(), len(members)
-    everyones = [None] * size
-    dist.all_gather_object(everyones, "x" * (me + 1), group=group)
-    assert everyones == ["x" * (member + 1) for member in members]
-    values = [{"from": me}, [me]] if me == root else [None, None]
-    dist.broadcast_object_list(values, root, group=group)
-    assert values == [{"from": root}, [root]]
-    at_root = [None] * size if me == root else None
-    dist.gather_object(me, at_root, root, group=group)
-    assert at_root == (members if me == root else None)
-    mine = [None]
-    everyones = [f"for {member}" for member in members] if me == root else None
-    dist.scatter_object_list(mine, everyones, root, group=group)
-    assert mine == [f"for {me}"]
 
 
 def _groups(port):
@@ -86,7 +30,8 @@ def _groups(port):
     mine = [(group, members) for group, members in groups if me in members]
     # Members of overlapping groups take them in the same order; in both directions.
     for group, members in [*mine, *reversed(mine)]:
-        _check_every_operation(group, members)
+        _check_membership(group, members)
+        check_every_operation(group, members)
     works = [
         (dist.all_reduce(total, group=group, async_op=True), total, len(members))
         for group, members in mine

@@ -36,7 +36,8 @@ def _input(rank, shape, dtype, seed=0):
     return torch.randint(1, 4, shape, generator=generator).to(dtype)
 
 
-def _reduce(rank, size):
+def _reduce(rank, size, group=None, members=None):
+    root = size - 1 if members is None else members[-1]
     for seed, (op, combine) in enumerate(REDUCTIONS.items()):
         bitwise = seed >= 4
         for dtype in (torch.int32, torch.uint8) if bitwise else (torch.float32, torch.int64):
@@ -44,76 +45,92 @@ def _reduce(rank, size):
                 inputs = [_input(r, shape, dtype, seed) for r in range(size)]
                 expected = functools.reduce(combine, inputs)
                 mine = inputs[rank].clone()
-                dist.all_reduce(mine, op)
+                dist.all_reduce(mine, op, group=group)
                 assert_equal(mine, expected)
                 mine = inputs[rank].clone()
-                dist.reduce(mine, size - 1, op)
+                dist.reduce(mine, root, op, group=group)
                 assert_equal(mine, expected if rank == size - 1 else inputs[rank])
     average = torch.full((2,), float(rank))
-    dist.all_reduce(average, dist.ReduceOp.AVG)
+    dist.all_reduce(average, dist.ReduceOp.AVG, group=group)
     torch.testing.assert_close(average, torch.full((2,), (size - 1) / 2))
     columns = torch.arange(6.0).reshape(2, 3).T  # not contiguous
-    dist.all_reduce(columns)
+    dist.all_reduce(columns, group=group)
     assert_equal(columns, torch.arange(6.0).reshape(2, 3).T * size)
 
 
-def _move(rank, size):
+def _move(rank, size, group=None, members=None):
+    members = members or range(size)
     for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
         inputs = [_input(r, (2, 3), dtype) for r in range(size)]
         mine = inputs[rank]
         gathered = [torch.empty_like(mine) for _ in range(size)]
-        dist.all_gather(gathered, mine)
+        dist.all_gather(gathered, mine, group=group)
         assert_equal(torch.stack(gathered), torch.stack(inputs))
         joined = torch.empty((2 * size, 3), dtype=dtype)
-        dist.all_gather_into_tensor(joined, mine)
+        dist.all_gather_into_tensor(joined, mine, group=group)
         assert_equal(joined, torch.cat(inputs))
-        for root in range(size):
+        for root, member in enumerate(members):
             copy = mine.clone()
-            dist.broadcast(copy, root)
+            dist.broadcast(copy, member, group=group)
             assert_equal(copy, inputs[root])
             at_root = [torch.empty_like(mine) for _ in range(size)] if rank == root else None
-            dist.gather(mine, at_root, root)
+            dist.gather(mine, at_root, member, group=group)
             if at_root is not None:
                 assert_equal(torch.stack(at_root), torch.stack(inputs))
 
 
-def _scatter(rank, size):
+def _scatter(rank, size, group=None, members=None):
     whole = torch.arange(2.0 * size).reshape(size, 2)
     part = torch.empty(2)
-    dist.reduce_scatter_tensor(part, whole * (rank + 1))
+    dist.reduce_scatter_tensor(part, whole * (rank + 1), group=group)
     assert_equal(part, whole[rank] * sum(range(1, size + 1)))
-    dist.reduce_scatter(part, list(whole.unbind()), dist.ReduceOp.MAX)
+    dist.reduce_scatter(part, list(whole.unbind()), dist.ReduceOp.MAX, group=group)
     assert_equal(part, whole[rank])
     with pytest.raises(ValueError, match=f"expected {2 * size} in the input"):
-        dist.reduce_scatter_tensor(part, torch.ones(2 * size + 1))
-    for root in range(size):
+        dist.reduce_scatter_tensor(part, torch.ones(2 * size + 1), group=group)
+    for root, member in enumerate(members or range(size)):
         rows = list((whole + root).unbind()) if rank == root else None
-        dist.scatter(part, rows, root)
+        dist.scatter(part, rows, member, group=group)
         assert_equal(part, whole[rank] + root)
     # Rank r sends r + 1 elements to everybody.
     sent = torch.full((size * (rank + 1),), float(rank))
     expected = torch.cat([torch.full((r + 1,), float(r)) for r in range(size)])
     received = torch.empty_like(expected)
-    dist.all_to_all_single(received, sent, [r + 1 for r in range(size)], [rank + 1] * size)
+    sizes = [r + 1 for r in range(size)]
+    dist.all_to_all_single(received, sent, sizes, [rank + 1] * size, group=group)
     assert_equal(received, expected)
     lists = [torch.empty(r + 1) for r in range(size)]
-    dist.all_to_all(lists, list(sent.split(rank + 1)))
+    dist.all_to_all(lists, list(sent.split(rank + 1)), group=group)
     assert_equal(torch.cat(lists), expected)
+    received = torch.empty(size)
+    dist.all_to_all_single(received, torch.arange(float(size)) + 10 * rank, group=group)
+    assert_equal(received, torch.arange(0, 10.0 * size, 10) + rank)
 
 
-def _objects(rank, size):
+def _objects(rank, size, group=None, members=None):
+    root = size - 1
+    root_member = root if members is None else members[root]
+    of_all = [{"rank": r, "data": [1] * (100 * r)} for r in range(size)]
     everyones = [None] * size
-    dist.all_gather_object(everyones, {"rank": rank, "data": [1] * (100 * rank)})
-    assert [value["rank"] for value in everyones] == list(range(size))
-    values = ["a", rank] if rank == 0 else [None, None]
-    dist.broadcast_object_list(values, 0)
-    assert values == ["a", 0]
-    at_root = [None] * size if rank == 0 else None
-    dist.gather_object(rank, at_root, 0)
-    assert at_root == (list(range(size)) if rank == 0 else None)
-    mine = [None]
-    dist.scatter_object_list(mine, [f"for {r}" for r in range(size)] if rank == 0 else None, 0)
+    dist.all_gather_object(everyones, of_all[rank], group=group)
+    assert everyones == of_all
+    values = ["a", rank] if rank == root else [None, None]
+    dist.broadcast_object_list(values, root_member, group=group)
+    assert values == ["a", root]
+    at_root = [None] * size if rank == root else None
+    dist.gather_object(rank, at_root, root_member, group=group)
+    assert at_root == (list(range(size)) if rank == root else None)
+    mine, texts = [None], [f"for {r}" for r in range(size)] if rank == root else None
+    dist.scatter_object_list(mine, texts, root_member, group=group)
     assert mine == [f"for {rank}"]
+
+
+def check_every_operation(group=None, members=None):
+    """Every collective of torch, in a group of which this process is one of the ``members``."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    for check in (_reduce, _move, _scatter, _objects):
+        check(rank, size, group, members)
+    dist.barrier(group=group)
 
 
 def _asynchronous(rank, size):
@@ -196,10 +213,7 @@ def _everything(port):
     rank, size = dist.get_rank(), dist.get_world_size()
     assert dist.get_backend() == "aiacc"
     assert (hvd.rank(), hvd.size()) == (rank, size)
-    _reduce(rank, size)
-    _move(rank, size)
-    _scatter(rank, size)
-    _objects(rank, size)
+    check_every_operation()
     _asynchronous(rank, size)
     _callbacks_that_wait(rank, size)
     _nobody_waits()
@@ -210,7 +224,7 @@ def _everything(port):
     assert not hvd.is_initialized()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 3, pytest.param(2, marks=pytest.mark.nightly)])
 def test_every_operation(size):
     run_ranks(size, _everything, free_port())
 
@@ -243,10 +257,9 @@ def _trained(backend, port):
     return state
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [3, pytest.param(2, marks=pytest.mark.nightly)])
 def test_ddp_trains_as_on_gloo(size):
-    ours = run_ranks(size, _trained, "aiacc", free_port())
-    theirs = run_ranks(size, _trained, "gloo", free_port())
+    ours, theirs = (run_ranks(size, _trained, way, free_port()) for way in ("aiacc", "gloo"))
     for rank in range(size):
         for name, expected in theirs[rank].items():
             torch.testing.assert_close(
