@@ -161,7 +161,7 @@ def test_a_step_in_a_block_of_autocast_is_computed_in_full():
 
 
 def test_a_model_with_hooks_can_be_saved_and_copied_as_a_whole():
-    model, sgd, kfac = training()
+    model, _, kfac = training()
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
