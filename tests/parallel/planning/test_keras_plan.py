@@ -14,11 +14,15 @@ import aiacc.tensorflow as hvd
 from aiacc.planning.plan import Plan
 from aiacc.tensorflow import gradients
 from tests.parallel.tensorflow.test_ops import ENV, SIZE, TIMEOUT_S
+from tests.support.jobs import on_ranks
 from tests.support.ranks import run_ranks
 
 BATCH, STEPS = 4, 3
 NAMES = ["first/kernel", "first/bias", "words/kernel", "words/bias", "last/kernel", "last/bias"]
 PLAN = Plan("mine", (("last/bias", "last/kernel", "words/bias"), ("words/kernel", "first/bias")))
+
+
+_on_two = on_ranks(SIZE, env=ENV, timeout=TIMEOUT_S)
 
 
 def _run(function, *args, legacy=False):
@@ -117,22 +121,17 @@ def test_the_buckets_of_a_plan_give_the_same_training(legacy):
     _run(_follows, legacy=legacy)
 
 
-def _passes():
-    hvd.init()
+@pytest.mark.filterwarnings("ignore:plan leaves out")
+@_on_two
+def test_sums_of_several_passes_travel_by_the_plan():
     groups, _ = _groups_of(
         lambda: _trained(_distributed(_named(PLAN), backward_passes_per_step=2), [hvd.rank()])
     )
     assert [len(group) for group in groups] == [3, 2]
-    hvd.shutdown()
 
 
-@pytest.mark.filterwarnings("ignore:plan leaves out")
-def test_sums_of_several_passes_travel_by_the_plan():
-    _run(_passes)
-
-
-def _differs():
-    hvd.init()
+@_on_two
+def test_every_rank_is_told_of_a_plan_that_one_cannot_follow():
     half, strange = Plan("half", PLAN.buckets[:1]), Plan("strange", (("first/bias", "head"),))
     different = "plan: the ranks were given different ones"
     unknown = "plan has 1 gradient that the optimizer lacks, 'head' for one"
@@ -150,15 +149,10 @@ def _differs():
     with pytest.raises(ValueError, match=text):
         optimizer.apply([tf.constant([1.0])], [variable])
     assert hvd.allreduce(tf.constant(1.0), op=hvd.Sum).numpy() == SIZE  # the job goes on
-    hvd.shutdown()
 
 
-def test_every_rank_is_told_of_a_plan_that_one_cannot_follow():
-    _run(_differs)
-
-
-def _incomplete():
-    hvd.init()
+@_on_two
+def test_a_bucket_without_all_its_gradients_goes_one_by_one():
     keras = keras_here()
     variables = [keras.Variable([float(i)], name=f"v{i}") for i in range(4)]
     rows = keras.Variable([[1.0], [1.0]], name="rows")
@@ -188,8 +182,3 @@ def _incomplete():
     dense.build([*variables, rows])
     groups, _ = _groups_of(tf.function(lambda: step(dense, grads)))
     assert groups == [[[1], [2, 1]]]
-    hvd.shutdown()
-
-
-def test_a_bucket_without_all_its_gradients_goes_one_by_one():
-    _run(_incomplete)

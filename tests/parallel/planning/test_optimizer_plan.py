@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from aiacc.planning import planners
 from aiacc.planning.cost import Affine
 from aiacc.planning.plan import Plan
 from aiacc.planning.trace import Tensor, Trace
-from tests.support.ranks import run_ranks
+from tests.support.jobs import on_ranks
+from tests.support.training import Recipe, Together, compare, distributed, train
 
 PLAN = Plan("mine", (("2.bias", "2.weight", "1.bias"), ("1.weight", "0.bias", "0.weight")))
 
@@ -25,43 +27,30 @@ def _net():
     return nn.Sequential(*(nn.Linear(3, 3).double() for _ in range(3)))
 
 
-def _train(model, optimizer, steps, ranks):
-    for step in range(steps):
-        optimizer.zero_grad()
-        for rank in ranks:
-            generator = torch.Generator().manual_seed(100 * step + rank)
-            batch = torch.randn(4, 3, generator=generator, dtype=torch.float64)
-            (model(batch).pow(2).mean() / len(ranks)).backward()
-        optimizer.step()
-    return [parameter.detach() for parameter in model.parameters()]
+def loss(model, rank, batch):
+    generator = torch.Generator().manual_seed(100 * batch + rank)
+    rows = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    return model(rows).pow(2).mean()
 
 
-def _wrap(model, plan, **arguments):
-    sgd = torch.optim.SGD(model.parameters(), 0.1)
-    return hvd.DistributedOptimizer(sgd, model.named_parameters(), plan=plan, **arguments)
+def sgd(parameters):
+    return torch.optim.SGD(parameters, 0.1)
 
 
-def _follows(view):
-    torch.set_num_threads(1)
-    hvd.init()
-    alone = _net()
-    sgd = torch.optim.SGD(alone.parameters(), 0.1)
-    expected = _train(alone, sgd, 4, range(hvd.size()))
+NET = Recipe(_net, sgd, loss)
+STEPS = partial(train, batches=range(4))
+
+
+def _start(plan, **options):
     model = _net()
-    optimizer = _wrap(model, PLAN, gradient_as_bucket_view=view)
-    found = _train(model, optimizer, 4, [hvd.rank()])
-    torch.testing.assert_close(found, expected)
-    names = optimizer._reducer._gradients.names
-    buckets = [
-        tuple(names[index] for index in bucket.members) for bucket in optimizer._reducer.buckets
-    ]
-    assert [set(bucket) for bucket in buckets] == [set(bucket) for bucket in PLAN.buckets]
-    hvd.shutdown()
+    return Together(model, distributed(model, sgd(model.parameters()), plan=plan, **options), loss)
 
 
 @pytest.mark.parametrize("view", [False, True])
+@on_ranks(2)
 def test_the_buckets_of_a_plan_give_the_same_training(view):
-    run_ranks(2, _follows, view)
+    optimizer = compare(STEPS, NET, plan=PLAN, gradient_as_bucket_view=view).optimizer
+    assert list(map(set, optimizer.buckets)) == list(map(set, PLAN.buckets))
 
 
 class _InTurn(nn.Sequential):
@@ -80,34 +69,25 @@ class _InTurn(nn.Sequential):
 _DTYPES = (torch.float64, torch.float32)
 
 
-def _fuses_in_turn(view, of_one_dtype):
-    torch.set_num_threads(1)
-    hvd.init()
-    alone, model = _InTurn(), _InTurn()
-    expected = _train(alone, torch.optim.SGD(alone.parameters(), 0.1), 4, range(hvd.size()))
-    parameters = list(model.named_parameters())[::-1]
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("of_one_dtype", [False, True])
+@on_ranks(2)
+def test_buckets_of_dtypes_that_take_turns(view, of_one_dtype):
+    """Whether the plan was made for them, or for a model of one dtype."""
+    parameters = list(_InTurn().named_parameters())[::-1]
     tensors = tuple(
         Tensor(name, p.nbytes, "float32" if of_one_dtype else str(p.dtype), 0.1 * i, 0.0)
         for i, (name, p) in enumerate(parameters)
     )
     trace = Trace("in turn", tensors, 0.0, 1.0, "measured")
     plan = planners.plan("threshold(25)", trace, Affine(0.1, 1e-9))
-    optimizer = _wrap(model, plan, gradient_as_bucket_view=view)
-    found = _train(model, optimizer, 4, [hvd.rank()])
-    torch.testing.assert_close(found, expected)
-    assert [len(bucket.members) for bucket in optimizer._reducer.buckets] == [4, 4]
-    hvd.shutdown()
+    recipe = Recipe(_InTurn, sgd, loss)
+    optimizer = compare(STEPS, recipe, plan=plan, gradient_as_bucket_view=view).optimizer
+    assert [len(bucket) for bucket in optimizer.buckets] == [4, 4]
 
 
-@pytest.mark.parametrize("view", [False, True])
-@pytest.mark.parametrize("of_one_dtype", [False, True])
-def test_buckets_of_dtypes_that_take_turns(view, of_one_dtype):
-    """Whether the plan was made for them, or for a model of one dtype."""
-    run_ranks(2, _fuses_in_turn, view, of_one_dtype)
-
-
-def _differs():
-    hvd.init()
+@on_ranks(3)
+def test_ranks_with_different_plans_are_told():
     # One of the ranks has another plan than the others, or none.
     other = Plan("other", (("2.bias",), *PLAN.buckets[1:]))
     first = f"plan {PLAN.digest[:12]} of 2 buckets"
@@ -121,80 +101,51 @@ def _differs():
             f"rank 0 {first}, this one {text}",
             "rank 0 and this one",
         )
-        model = _net()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            optimizer = _wrap(model, odd if hvd.rank() == 1 else PLAN)
+            training = _start(odd if hvd.rank() == 1 else PLAN)
+        told = f"given different plans, groups or buckets: {who[hvd.rank()]}.*"
         for _ in range(2):
-            with pytest.raises(
-                ValueError,
-                match=f"given different plans, groups or buckets: {who[hvd.rank()]}.*"
-                "; pass the same plan, loaded",
-            ):
-                _train(model, optimizer, 1, [hvd.rank()])
-    model = _net()
-    optimizer = _wrap(model, "auto", gradient_as_bucket_view=hvd.rank() == 1)
+            training.refused(STEPS, f"{told}; pass the same plan, loaded")
+    training = _start("auto", gradient_as_bucket_view=hvd.rank() == 1)
     asked = "plan='auto'" + " and gradient_as_bucket_view" * (hvd.rank() == 1)
-    with pytest.raises(ValueError, match=f"this one {asked}( .expected|, another)"):
-        _train(model, optimizer, 1, [hvd.rank()])
-    hvd.shutdown()
+    training.refused(STEPS, f"this one {asked}( .expected|, another)")
 
 
-def test_ranks_with_different_plans_are_told():
-    run_ranks(3, _differs)
-
-
-def _differs_in_both(joins):
+@pytest.mark.parametrize("joins", [False, True])
+@on_ranks(3)
+def test_ranks_that_differ_in_plan_and_compression_are_told_both(joins):
     """Also while a rank has joined, to which nothing can be sent."""
-    hvd.init()
     if hvd.rank() == 2 and joins:
         hvd.join()
-        hvd.shutdown()
         return
-    model = _net()
     plan, compression = ((PLAN, "int8"), (None, "none"), (PLAN, "int8"))[hvd.rank()]
-    optimizer = _wrap(model, plan, compression=compression)
+    training = _start(plan, compression=compression)
     asked = f"plan {PLAN.digest[:12]} of 2 buckets and Policy(int8)", "no plan and no codec"
     mine = f"this one {asked[hvd.rank() == 1]}"
     if not joins and hvd.rank() > 0:
         mine = f"rank 0 {asked[0]}, {mine}" if hvd.rank() == 1 else f"rank 0 and {mine}, another"
     text = f"given different plans, groups or buckets and compression: {mine}"
-    with pytest.raises(ValueError, match=re.escape(text)):
-        _train(model, optimizer, 1, [hvd.rank()])
+    training.refused(STEPS, re.escape(text))
     if joins:
         hvd.join()
-    hvd.shutdown()
 
 
-@pytest.mark.parametrize("joins", [False, True])
-def test_ranks_that_differ_in_plan_and_compression_are_told_both(joins):
-    run_ranks(3, _differs_in_both, joins)
-
-
-def _leaves_out():
-    hvd.init()
-    alone = _net()
-    sgd = torch.optim.SGD(alone.parameters(), 0.1)
-    expected = _train(alone, sgd, 3, range(hvd.size()))
-    model = _net()
+@on_ranks(2)
+def test_what_a_plan_leaves_out_goes_by_itself():
+    half = Plan("half", PLAN.buckets[:1])
     with pytest.warns(UserWarning, match="plan leaves out 3 of 6 parameters, '0.weight' for one"):
-        optimizer = _wrap(model, Plan("half", PLAN.buckets[:1]))
-    torch.testing.assert_close(_train(model, optimizer, 3, [hvd.rank()]), expected)
+        compare(STEPS, NET, plan=half)
+    model = _net()
     model[0].requires_grad_(False)
     model[1].weight.requires_grad_(False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # what is frozen has no gradient to plan
-        _wrap(model, Plan("half", PLAN.buckets[:1]))
-    hvd.shutdown()
+        distributed(model, sgd(model.parameters()), plan=half)
 
 
-def test_what_a_plan_leaves_out_goes_by_itself():
-    run_ranks(2, _leaves_out)
-
-
-def _refuses():
-    hvd.init()
-    model = _net()
+@on_ranks(1)
+def test_plans_that_cannot_be_followed():
     for plan, arguments, text in (
         (Plan("x", (("0.weight", "head"),)), {}, "plan has 1 gradient that .* 'head' for one"),
         (Plan("x", PLAN.buckets, schedule="decoupled"), {}, "plan with schedule 'decoupled'"),
@@ -204,9 +155,4 @@ def _refuses():
         (PLAN, {"op": hvd.Adasum}, "op=Adasum with groups, a plan"),
     ):
         with pytest.raises(ValueError, match=text):
-            _wrap(model, plan, **arguments)
-    hvd.shutdown()
-
-
-def test_plans_that_cannot_be_followed():
-    run_ranks(1, _refuses)
+            _start(plan, **arguments)

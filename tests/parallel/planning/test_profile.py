@@ -16,7 +16,9 @@ import aiacc.torch as hvd
 from aiacc.autotune.profile import COUNTED, WARM_UP, slowest_of_all
 from aiacc.planning.trace import Trace
 from aiacc.torch.recorder import StepRecorder
+from tests.support.jobs import on_ranks
 from tests.support.ranks import run_ranks
+from tests.support.training import distributed
 
 STEPS = WARM_UP + COUNTED
 
@@ -35,16 +37,27 @@ def _step(model, optimizer, passes=1):
     optimizer.step()
 
 
-def _profiled(path, steps, members=None):
+def _begin(path):
     os.environ["AIACC_PROFILE"] = str(path)
     torch.set_num_threads(1)
     hvd.init()
+
+
+def _start(model=None, **options):
+    """A model and its optimizer."""
+    model = model or _net()
+    return model, distributed(model, torch.optim.SGD(model.parameters(), 0.1), **options)
+
+
+def _sizes(path):
+    """Bytes of the gradients in a profile, by name."""
+    return {tensor.name: tensor.bytes for tensor in Trace.decode(path.read_text()).tensors}
+
+
+def _profiled(path, steps, members=None):
+    _begin(path)
     process_set = hvd.add_process_set(members) if members else hvd.global_process_set
-    model = _net()
-    sgd = torch.optim.SGD(model.parameters(), 0.1)
-    optimizer = hvd.DistributedOptimizer(
-        sgd, model.named_parameters(), process_set=process_set, backward_passes_per_step=2
-    )
+    model, optimizer = _start(process_set=process_set, backward_passes_per_step=2)
     for _ in range(steps):
         _step(model, optimizer, passes=2)
     hvd.barrier()  # those outside the set wait for its members
@@ -56,8 +69,9 @@ def test_a_job_writes_its_steps(tmp_path):
     trace = Trace.decode((tmp_path / "net.json").read_text())
     assert trace.source == "measured"
     assert trace.model == "net"
-    sizes = {tensor.name: tensor.bytes for tensor in trace.tensors}
-    assert sizes == {name: 4 * p.numel() for name, p in _net().named_parameters()}
+    assert _sizes(tmp_path / "net.json") == {
+        name: 4 * p.numel() for name, p in _net().named_parameters()
+    }
     order = [tensor.name.split(".")[0] for tensor in trace.tensors]
     assert order == sorted(order, reverse=True)  # the last layer's come first
     need = {tensor.name.split(".")[0]: tensor.need_s for tensor in trace.tensors}
@@ -65,14 +79,10 @@ def test_a_job_writes_its_steps(tmp_path):
     assert trace.tensors[0].ready_s >= trace.forward_s > 0
 
 
-def test_one_rank_writes_one_too(tmp_path):
-    run_ranks(1, _profiled, tmp_path / "net.json", STEPS)
-    assert len(Trace.decode((tmp_path / "net.json").read_text()).tensors) == 6
-
-
-def test_ranks_outside_the_process_set_have_no_part_in_it(tmp_path):
-    run_ranks(3, _profiled, tmp_path / "net.json", STEPS, [1, 2])
-    assert len(Trace.decode((tmp_path / "net.json").read_text()).tensors) == 6
+@pytest.mark.parametrize(("ranks", "members"), [(1, None), (3, [1, 2])])
+def test_one_rank_writes_one_too_and_others_have_no_part_in_that_of_a_set(tmp_path, ranks, members):
+    run_ranks(ranks, _profiled, tmp_path / "net.json", STEPS, members)
+    assert len(_sizes(tmp_path / "net.json")) == 6
 
 
 def test_too_few_steps_write_nothing(tmp_path):
@@ -82,13 +92,10 @@ def test_too_few_steps_write_nothing(tmp_path):
 
 def _starts_anew(path, steps):
     """The second rank is a worker that has come anew, with an optimizer that has done nothing."""
-    os.environ["AIACC_PROFILE"] = str(path)
-    hvd.init()
+    _begin(path)
     for start in range(2):
         if start == 0 or hvd.rank() == 1:
-            model = _net()
-            sgd = torch.optim.SGD(model.parameters(), 0.1)
-            optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
+            model, optimizer = _start()
         for _ in range(steps if start == 0 else STEPS + 3):
             _step(model, optimizer)
         if start == 0:
@@ -101,17 +108,14 @@ def _starts_anew(path, steps):
 @pytest.mark.parametrize("steps", [STEPS - 8, STEPS + 3])
 def test_a_job_that_starts_anew_writes_its_steps_anew(tmp_path, steps):
     run_ranks(2, _starts_anew, tmp_path / "net.json", steps)
-    assert len(Trace.decode((tmp_path / "net.json").read_text()).tensors) == 6
+    assert len(_sizes(tmp_path / "net.json")) == 6
 
 
 def _dropped(path):
-    os.environ["AIACC_PROFILE"] = str(path)
-    hvd.init()
+    _begin(path)
     hooks = nn.modules.module._global_forward_hooks
     before = len(hooks)
-    model = _net()
-    sgd = torch.optim.SGD(model.parameters(), 0.1)
-    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
+    model, optimizer = _start()
     for _ in range(STEPS - 8):
         _step(model, optimizer)
     gone = weakref.ref(model)
@@ -121,7 +125,7 @@ def _dropped(path):
     with contextlib.redirect_stderr(said):
         del optimizer
     assert len(hooks) == before
-    del model, sgd
+    del model
     assert gone() is None
     assert "was not written: 5 steps (expected 13)" in said.getvalue()
     hvd.shutdown()
@@ -133,11 +137,8 @@ def test_an_optimizer_that_is_dropped_leaves_nothing(tmp_path, ranks):
 
 
 def _joins_early(path):
-    os.environ["AIACC_PROFILE"] = str(path)
-    hvd.init()
-    model = _net()
-    sgd = torch.optim.SGD(model.parameters(), 0.1)
-    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
+    _begin(path)
+    model, optimizer = _start()
     for _ in range(STEPS + 3 if hvd.rank() == 0 else 5):
         _step(model, optimizer)
     with pytest.warns(UserWarning, match="a rank joined before 13 steps"):
@@ -153,37 +154,24 @@ def test_a_join_before_the_last_recorded_step_ends_it(tmp_path):
 
 
 def _two_models(path):
-    os.environ["AIACC_PROFILE"] = str(path)
-    hvd.init()
-    models = [_net(), nn.Linear(3, 1)]
-    optimizers = [
-        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
-        for model in models
-    ]
+    _begin(path)
+    both = [_start(), _start(nn.Linear(3, 1))]
     for _ in range(STEPS):
-        for model, optimizer in zip(models, optimizers, strict=True):
+        for model, optimizer in both:
             _step(model, optimizer)
     hvd.shutdown()
 
 
 def test_a_second_optimizer_has_a_file_of_its_own(tmp_path):
     run_ranks(2, _two_models, tmp_path / "net.json")
-    counts = [
-        len(Trace.decode((tmp_path / name).read_text()).tensors)
-        for name in ("net.json", "net.2.json")
-    ]
-    assert counts == [6, 2]
+    assert [len(_sizes(tmp_path / name)) for name in ("net.json", "net.2.json")] == [6, 2]
 
 
 def _sparse(path):
-    os.environ["AIACC_PROFILE"] = str(path)
-    hvd.init()
+    _begin(path)
     model = nn.ModuleDict({"rows": nn.Embedding(5, 3, sparse=True), "net": _net()})
     for sparse_as_dense in (False, True):
-        sgd = torch.optim.SGD(model.parameters(), 0.1)
-        optimizer = hvd.DistributedOptimizer(
-            sgd, model.named_parameters(), sparse_as_dense=sparse_as_dense
-        )
+        _, optimizer = _start(model, sparse_as_dense=sparse_as_dense)
         for _ in range(STEPS):
             optimizer.zero_grad()
             model["net"](model["rows"](torch.tensor([0, 2]))).sum().backward()
@@ -195,17 +183,13 @@ def _sparse(path):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_sparse_gradients_are_in_no_profile(tmp_path, ranks):
     run_ranks(ranks, _sparse, tmp_path / "net.json")
-    sparse, dense = (
-        Trace.decode((tmp_path / name).read_text()).tensors for name in ("net.json", "net.2.json")
-    )
     names = {f"net.{name}" for name, _ in _net().named_parameters()}
-    assert {tensor.name for tensor in sparse} == names
-    assert {tensor.name for tensor in dense} == names | {"rows.weight"}
+    assert set(_sizes(tmp_path / "net.json")) == names
+    assert set(_sizes(tmp_path / "net.2.json")) == names | {"rows.weight"}
 
 
 def _others(path):
-    os.environ["AIACC_PROFILE"] = str(path)
-    hvd.init()
+    _begin(path)
     for arguments, of in (
         ({"schedule": "decoupled"}, "schedule='decoupled'"),
         ({"op": hvd.Adasum}, "op=Adasum"),
@@ -222,22 +206,18 @@ def test_optimizers_that_have_no_profile_say_so(tmp_path):
     run_ranks(1, _others, tmp_path / "net.json")
 
 
-def _differs():
-    hvd.init()
+@on_ranks(2)
+def test_ranks_with_other_gradients_are_told():
     layer = nn.Linear(3, 2 + hvd.rank())
     recorder = StepRecorder(list(layer.named_parameters()))
     with pytest.warns(UserWarning, match="different names or sizes"):
         assert slowest_of_all(recorder, "net", hvd.global_process_set) is None
     recorder.detach()
-    hvd.shutdown()
 
 
-def test_ranks_with_other_gradients_are_told():
-    run_ranks(2, _differs)
-
-
-def _unreadable(failing):
-    hvd.init()
+@pytest.mark.parametrize("failing", [0, 1])
+@on_ranks(2)
+def test_a_rank_whose_times_cannot_be_read_has_no_trace(failing):
     model = _net()
     recorder = StepRecorder(list(model.named_parameters()))
     for _ in range(STEPS):
@@ -250,9 +230,3 @@ def _unreadable(failing):
             assert slowest_of_all(recorder, "net", hvd.global_process_set) is None
     else:
         assert slowest_of_all(recorder, "net", hvd.global_process_set) is not None
-    hvd.shutdown()
-
-
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_rank_whose_times_cannot_be_read_has_no_trace(failing):
-    run_ranks(2, _unreadable, failing)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import aiacc.torch as hvd
-from tests.parallel.planning.test_auto_plan import STEPS, _buckets, _net, _same_everywhere
+from tests.parallel.planning.test_auto_plan import STEPS, check_same, net
 from tests.support.coded import join_as
 from tests.support.ranks import run_ranks
 
@@ -53,6 +53,17 @@ def _refused(model, optimizer, odd):
         optimizer.step()
 
 
+def _refused_in_step(model, optimizer, odd):
+    optimizer.zero_grad()
+    _forward(model).backward()
+    if odd:
+        model[2].weight.grad.mul_(1.0)
+        with pytest.raises(ValueError, match="was written to between backward"):
+            optimizer.step()
+        return
+    optimizer.step()
+
+
 def _refused_for_scaler(model, optimizer, odd):
     """The same where a scaler synchronises."""
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -76,7 +87,7 @@ def _left_out(model, optimizer, odd):
             optimizer.step()
 
 
-_WAYS = _retries, _refused, _refused_for_scaler, _left_out
+_WAYS = _retries, _refused, _refused_in_step, _refused_for_scaler, _left_out
 
 
 def _train(profile, hosts, arguments):
@@ -85,14 +96,14 @@ def _train(profile, hosts, arguments):
     torch.set_num_threads(1)
     join_as(hosts)
     for step in _WAYS:
-        model = _net()
+        model = net()
         sgd = torch.optim.SGD(model.parameters(), 0.001)
         optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), **arguments)
         for number in range(STEPS if "plan" in arguments else 30):
             step(model, optimizer, number in _ODD and hvd.rank() == 0)
-        _same_everywhere(_buckets(optimizer))
+        check_same(optimizer.buckets)
         if "plan" in arguments:
-            assert optimizer._plan._phase == optimizer._plan._watch
+            assert optimizer.plan_phase == "watch"
     hvd.shutdown()
 
 
@@ -104,4 +115,4 @@ def test_what_searches_counts_reductions(arguments):
 def test_a_profile_counts_reductions(tmp_path):
     run_ranks(2, _train, tmp_path / "net.json", "aa", {})
     files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == ["net.2.json", "net.3.json", "net.4.json", "net.json"]
+    assert files == ["net.2.json", "net.3.json", "net.4.json", "net.5.json", "net.json"]
