@@ -1,3 +1,5 @@
+// All-reduces of tensors that travel coded, wherever they are.
+
 #include <cmath>
 #include <memory>
 #include <string>
@@ -8,9 +10,10 @@
 
 #include "csrc/core/coordinator.h"
 #include "csrc/engines/shm/shm_engine.h"
+#include "tests/cpp/core/execution/coded_steps.h"
 #include "tests/cpp/engines/coded_sums.h"
 #include "tests/cpp/engines/engine_checks.h"
-#include "tests/cpp/support/coordinators.h"
+#include "tests/cpp/support/submitter.h"
 
 namespace aiacc {
 namespace {
@@ -20,16 +23,37 @@ constexpr Coding kLargest{WireFormat::kLargest, 100'000 + Coding::kExact};
 constexpr Coding kCodings[] = {
     kInt8, {WireFormat::kInt4Blocks, 256}, {WireFormat::kFloat8Blocks, 256}, kLargest};
 
-/// All-reduces that travel coded, of tensors in host memory.
-class CoordinatorCodedTest : public testing::TestWithParam<WorldSetting> {
- protected:
-  CoordinatorCodedTest() {
-    world_.size = GetParam().size;
-    world_.transport = GetParam().transport;
-  }
-  int size() const { return world_.size; }
+struct CodedBed {
+  Place place;
+  WorldSetting world;
+};
 
+/// "StagedTcp3"
+std::string name_of_bed(const testing::TestParamInfo<CodedBed>& test) {
+  static const char* const places[] = {"Host", "Staged", "Nccl"};
+  return places[static_cast<int>(test.param.place)] + setting_name({test.param.world, test.index});
+}
+
+class CodedTest : public testing::TestWithParam<CodedBed> {
+ protected:
+  CodedTest() { world_.transport = GetParam().world.transport; }
+  int size() const { return GetParam().world.size; }
+
+  /// `body(rank, coordinator, submitter)` on every rank.
+  template <class Body>
+  void with_ranks(Place place, Body body) {
+    with_submitters(gpus_, place, world_, lanes_, [&](int rank, RankParts& parts, Submitter& own) {
+      body(rank, *parts.coordinator, own);
+    });
+  }
+  template <class Body>
+  void with_ranks(Body body) {
+    with_ranks(GetParam().place, body);
+  }
+
+  NcclWorld gpus_{GetParam().world.size};
   CoordinatorWorld world_;
+  int lanes_ = 2;
 };
 
 Request coded_request(const std::string& name, std::size_t count, const Coding& coding) {
@@ -49,6 +73,14 @@ CodedRank given(int rank, std::size_t count, std::uint32_t step = 0) {
   return given;
 }
 
+std::vector<CodedRank> all_given(int first, int size, std::size_t count, std::uint32_t step = 0) {
+  std::vector<CodedRank> all;
+  for (int rank = first; rank < size; ++rank) {
+    all.push_back(given(rank, count, step));
+  }
+  return all;
+}
+
 /// What `ranks` get, with the residuals that they have.
 std::vector<CodedRank> summed(std::vector<CodedRank> ranks, const Coding& coding) {
   std::vector<CodedRank*> all;
@@ -59,55 +91,69 @@ std::vector<CodedRank> summed(std::vector<CodedRank> ranks, const Coding& coding
   return ranks;
 }
 
-Handle submit_in_place(Coordinator& coordinator, const Request& request, CodedRank& mine) {
-  auto operation = coordinator.acquire();
-  operation->request = request;
-  operation->input = operation->output = mine.values.data();
+/// As it is without a code.
+Floats plain_sum(const std::vector<CodedRank>& ranks) {
+  Floats total(ranks.front().values.size(), 0.0F);
+  for (const CodedRank& rank : ranks) {
+    for (std::size_t i = 0; i < total.size(); ++i) {
+      total[i] += rank.values[i];
+    }
+  }
+  return total;
+}
+
+Handle submit_in_place(Coordinator& coordinator,
+                       Submitter& submitter,
+                       const Request& request,
+                       CodedRank& mine) {
+  auto operation = submitter.operation(request, mine.values.data(), mine.values.data());
   operation->residual = mine.residual.data();
   return coordinator.submit(std::move(operation));
 }
 
+void expect_result(const CodedRank& wanted, const CodedRank& got, const Coding& coding) {
+  expect_equal_bits(wanted.values, got.values, std::string("sum of ") + name_of(coding.format));
+  expect_equal_bits(
+      wanted.residual, got.residual, std::string("rest of ") + name_of(coding.format));
+}
+
 /// One of them has no residual, and one is empty; input and output are the same or not.
-TEST_P(CoordinatorCodedTest, AGroupIsCodedAsOneTensorWithItsFactors) {
+TEST_P(CodedTest, AGroupIsCodedAsOneTensorWithItsFactors) {
   const std::vector<std::size_t> counts = {300, 5, 0, 1000};
   for (const Coding& coding : kCodings) {
-    std::vector<CodedRank> ranks;
-    for (int rank = 0; rank < size(); ++rank) {
-      ranks.push_back(given(rank, 1305));
-      for (float& value : ranks.back().values) {
+    std::vector<CodedRank> ranks = all_given(0, size(), 1305);
+    for (CodedRank& rank : ranks) {
+      for (float& value : rank.values) {
         value *= 0.5F;
       }
-      std::fill_n(ranks.back().residual.begin() + 300, 5, 0.0F);
+      std::fill_n(rank.residual.begin() + 300, 5, 0.0F);
     }
     const std::vector<CodedRank> expected = summed(ranks, coding);
-    with_coordinators(world_, [&](int rank, RankParts& parts) {
-      Coordinator& coordinator = *parts.coordinator;
+    with_ranks([&](int rank, Coordinator& coordinator, Submitter& submitter) {
       CodedRank mine = given(rank, 1305);
       Floats& kept = mine.residual;
       Floats results(1000);
-      auto operation = coordinator.acquire();
-      operation->request = coded_request("g", counts[0], coding);
-      operation->request.prescale = 0.5;
-      operation->request.postscale = 4;
-      for (std::size_t i = 1; i < counts.size(); ++i) {
-        operation->request.more.push_back(
-            {DataType::kFloat32, {static_cast<std::int64_t>(counts[i])}});
-      }
-      operation->more.resize(3);
+      Request request = coded_request("g", counts[0], coding);
+      request.prescale = 0.5;
+      request.postscale = 4;
+      CodedTensors tensors;
       std::size_t at = 0;
       for (std::size_t i = 0; i < counts.size(); ++i) {
-        TensorBuffers& buffers = operation->tensor(i);
-        buffers.input = mine.values.data() + at;
-        buffers.output = i == 3 ? results.data() : mine.values.data() + at;
-        buffers.residual = i == 1 ? nullptr : kept.data() + at;
+        if (i > 0) {
+          request.more.push_back({DataType::kFloat32, {static_cast<std::int64_t>(counts[i])}});
+        }
+        float* input = mine.values.data() + at;
+        tensors.push_back(
+            {input, i == 3 ? results.data() : input, i == 1 ? nullptr : kept.data() + at});
         at += counts[i];
       }
+      auto operation = submitter.operation(request, nullptr, nullptr);
+      assign_coded(*operation, operation->request, tensors);
       const auto before = coordinator.stats();
-      finish(coordinator, coordinator.submit(std::move(operation)));
+      submitter.finish(coordinator.submit(std::move(operation)));
       EXPECT_EQ(1U, coordinator.stats().units - before.units);
       const CodedRank& wanted = expected[static_cast<std::size_t>(rank)];
-      EXPECT_EQ(exact_floats(1305, static_cast<std::uint32_t>(100 * rank))[400], mine.values[400])
-          << "the input of another output";
+      EXPECT_EQ(given(rank, 1305).values[400], mine.values[400]) << "the input of another output";
       std::copy(results.begin(), results.end(), mine.values.begin() + 305);
       for (std::size_t i = 0; i < 1305; ++i) {
         ASSERT_EQ(4 * wanted.values[i], mine.values[i]) << name_of(coding.format) << " " << i;
@@ -119,52 +165,41 @@ TEST_P(CoordinatorCodedTest, AGroupIsCodedAsOneTensorWithItsFactors) {
   }
 }
 
-TEST_P(CoordinatorCodedTest, WhatIsLostOfATensorDoesNotDependOnOthers) {
-  std::vector<CodedRank> ranks[3];
-  for (std::uint32_t i = 0; i < 3; ++i) {
-    for (int rank = 0; rank < size(); ++rank) {
-      ranks[i].push_back(given(rank, 200, i));
-    }
-  }
-  with_coordinators(world_, [&](int rank, RankParts& parts) {
-    const auto index = static_cast<std::size_t>(rank);
+TEST_P(CodedTest, WhatIsLostOfATensorDoesNotDependOnOthers) {
+  with_ranks([&](int rank, Coordinator& coordinator, Submitter& submitter) {
+    const auto before = coordinator.stats();
     std::vector<CodedRank> mine;
-    for (const auto& one : ranks) {
-      mine.push_back(one[index]);
-    }
-    const auto before = parts.coordinator->stats();
     std::vector<Handle> handles;
-    for (std::size_t i = 0; i < 3; ++i) {
+    for (std::uint32_t i = 0; i < 3; ++i) {
+      mine.push_back(given(rank, 200, i));
+    }
+    for (std::uint32_t i = 0; i < 3; ++i) {
       const Request request = coded_request("t" + std::to_string(i), 200, kLargest);
-      handles.push_back(submit_in_place(*parts.coordinator, request, mine[i]));
+      handles.push_back(submit_in_place(coordinator, submitter, request, mine[i]));
     }
-    for (std::size_t i = 0; i < 3; ++i) {
-      finish(*parts.coordinator, handles[i]);
-      const CodedRank wanted = summed(ranks[i], kLargest)[index];
-      expect_equal_bits(wanted.values, mine[i].values, "sum");
-      expect_equal_bits(wanted.residual, mine[i].residual, "residual");
+    for (std::uint32_t i = 0; i < 3; ++i) {
+      submitter.finish(handles[i]);
+      const auto wanted = summed(all_given(0, size(), 200, i), kLargest);
+      expect_result(wanted[static_cast<std::size_t>(rank)], mine[i], kLargest);
     }
-    EXPECT_EQ(3U, parts.coordinator->stats().units - before.units);
+    EXPECT_EQ(3U, coordinator.stats().units - before.units);
   });
 }
 
 /// Units of 4096 bytes on the wire, times the stretch of 16, in parts of their own residuals.
-TEST_P(CoordinatorCodedTest, ALargeTensorIsCutWithItsResidual) {
+TEST_P(CodedTest, ALargeTensorIsCutWithItsResidual) {
   constexpr std::size_t kCount = 200'003;
   for (const Coding& coding : {kInt8, kLargest}) {
-    std::vector<CodedRank> ranks;
-    for (int rank = 0; rank < size(); ++rank) {
-      ranks.push_back(given(rank, kCount));
-    }
-    const std::vector<CodedRank> before = ranks;
-    with_coordinators(world_, [&](int rank, RankParts& parts) {
-      const auto stats = parts.coordinator->stats();
-      finish(*parts.coordinator,
-             submit_in_place(*parts.coordinator,
-                             coded_request("x", kCount, coding),
-                             ranks[static_cast<std::size_t>(rank)]));
-      EXPECT_LT(1U, parts.coordinator->stats().units - stats.units);
-      EXPECT_EQ(kCount, parts.coordinator->stats().data_bytes - stats.data_bytes);
+    const std::vector<CodedRank> before = all_given(0, size(), kCount);
+    std::vector<CodedRank> ranks = before;
+    with_ranks([&](int rank, Coordinator& coordinator, Submitter& submitter) {
+      const auto stats = coordinator.stats();
+      submitter.finish(submit_in_place(coordinator,
+                                       submitter,
+                                       coded_request("x", kCount, coding),
+                                       ranks[static_cast<std::size_t>(rank)]));
+      EXPECT_LT(1U, coordinator.stats().units - stats.units);
+      EXPECT_EQ(kCount, coordinator.stats().data_bytes - stats.data_bytes);
     });
     for (std::size_t i = 0; i < kCount; ++i) {
       double error = ranks[0].values[i];
@@ -181,59 +216,44 @@ TEST_P(CoordinatorCodedTest, ALargeTensorIsCutWithItsResidual) {
 }
 
 /// It keeps no residuals of them: what it lost of a sum, as the owner of a share, would be lost.
-TEST_P(CoordinatorCodedTest, WhileARankHasJoinedNothingIsCoded) {
+TEST_P(CodedTest, WhileARankHasJoinedNothingIsCoded) {
   for (const Coding& coding : kCodings) {
-    Floats total(700, 0.0F);
-    std::vector<CodedRank> ranks;
-    for (int rank = 0; rank < size(); ++rank) {
-      ranks.push_back(given(rank, 700));
-      for (std::size_t i = 0; rank > 0 && i < total.size(); ++i) {
-        total[i] += ranks.back().values[i];
-      }
-    }
-    const std::vector<CodedRank> expected = summed(ranks, coding);
-    with_coordinators(world_, [&](int rank, RankParts& parts) {
-      Coordinator& coordinator = *parts.coordinator;
+    const Floats total = plain_sum(all_given(1, size(), 700));
+    const std::vector<CodedRank> expected = summed(all_given(0, size(), 700), coding);
+    with_ranks([&](int rank, Coordinator& coordinator, Submitter& submitter) {
       const Request request = coded_request("x", 700, coding);
       for (int step = 0; rank != 0 && step < 3; ++step) {  // as a request, then by a bit
         CodedRank mine = given(rank, 700);
-        finish(coordinator, submit_in_place(coordinator, request, mine));
-        expect_equal_bits(total, mine.values, name_of(coding.format));
-        expect_equal_bits(given(rank, 700).residual, mine.residual, name_of(coding.format));
+        submitter.finish(submit_in_place(coordinator, submitter, request, mine));
+        expect_result({total, given(rank, 700).residual}, mine, coding);
       }
-      finish(coordinator,
-             submit(coordinator, make_request("", OpKind::kJoin, {}), nullptr, nullptr));
+      join(coordinator);
       CodedRank mine = given(rank, 700);
-      finish(coordinator, submit_in_place(coordinator, request, mine));
-      const CodedRank& wanted = expected[static_cast<std::size_t>(rank)];
-      expect_equal_bits(wanted.values, mine.values, name_of(coding.format));
-      expect_equal_bits(wanted.residual, mine.residual, name_of(coding.format));
+      submitter.finish(submit_in_place(coordinator, submitter, request, mine));
+      expect_result(expected[static_cast<std::size_t>(rank)], mine, coding);
     });
   }
 }
 
-TEST_P(CoordinatorCodedTest, ProcessSetsCodeForThemselves) {
+TEST_P(CodedTest, ProcessSetsCodeForThemselves) {
   if (size() < 3) {
     GTEST_SKIP() << "needs three ranks";
   }
-  with_coordinators(world_, [&](int rank, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
+  with_ranks([&](int rank, Coordinator& coordinator, Submitter& submitter) {
     const std::uint32_t set = coordinator.add_process_set({1, 2});
     if (rank != 0) {
       CodedRank mine = given(rank, 500);
       Request request = coded_request("both", 500, kInt8);
       request.process_set = set;
-      finish(coordinator, submit_in_place(coordinator, request, mine));
-      const auto wanted = summed({given(1, 500), given(2, 500)}, kInt8);
-      const CodedRank& own = wanted[static_cast<std::size_t>(rank - 1)];
-      expect_equal_bits(own.values, mine.values, "sum");
-      expect_equal_bits(own.residual, mine.residual, "residual");
+      submitter.finish(submit_in_place(coordinator, submitter, request, mine));
+      const auto wanted = summed(all_given(1, 3, 500), kInt8);
+      expect_result(wanted[static_cast<std::size_t>(rank - 1)], mine, kInt8);
     }
     coordinator.remove_process_set(set);
   });
 }
 
-TEST_P(CoordinatorCodedTest, RanksThatDisagreeAreToldBothCodes) {
+TEST_P(CodedTest, RanksThatDisagreeAreToldBothCodes) {
   const std::pair<Coding, std::string> others[] = {
       {{WireFormat::kInt8Blocks, 512}, "int8_blocks 512"},
       {{WireFormat::kInt8Blocks, 128 + Coding::kStochastic}, "int8_blocks 65664"},
@@ -241,86 +261,75 @@ TEST_P(CoordinatorCodedTest, RanksThatDisagreeAreToldBothCodes) {
       {{WireFormat::kLargest, 128}, "largest 128"},
       {{WireFormat::kTensor, 0}, "tensor"},
   };
-  with_coordinators(world_, [&](int rank, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
+  with_ranks([&](int rank, Coordinator& coordinator, Submitter& submitter) {
     for (const auto& [coding, name] : others) {
       CodedRank mine = given(rank, 500);
       const Request request = coded_request("x", 500, rank == 1 ? coding : kInt8);
-      const Handle handle = submit_in_place(coordinator, request, mine);
-      const Status status = status_of([&] { coordinator.wait(handle); });
-      coordinator.release(handle);
-      EXPECT_EQ(Code::kMismatch, status.code());
-      EXPECT_NE(std::string::npos,
-                status.message().find("rank 0 submitted wire format int8_blocks 128, rank 1 "
-                                      "submitted wire format " +
-                                      name + ";"))
-          << status.message();
+      const Handle handle = submit_in_place(coordinator, submitter, request, mine);
+      expect_error(status_of([&] { coordinator.wait(handle); }),
+                   Code::kMismatch,
+                   {"rank 0 submitted wire format int8_blocks 128, rank 1 submitted wire format " +
+                    name + ";"});
       expect_equal_bits(given(rank, 500).residual, mine.residual, "nothing was sent");
     }
     EXPECT_EQ(sum(coordinator, "afterwards", 1), static_cast<float>(size()));
   });
 }
 
-TEST(CoordinatorCoded, RefusedWhereItIsSubmitted) {
-  CoordinatorWorld world;
-  world.size = 1;
-  with_coordinators(world, [](int, RankParts& parts) {
-    float value = 1;
-    const auto expect_refusal = [&](const Request& request, const std::string& part) {
-      const Status status = status_of([&] { submit(*parts.coordinator, request, &value, &value); });
-      EXPECT_EQ(Code::kInvalidArgument, status.code());
-      EXPECT_NE(std::string::npos, status.message().find(part))
-          << "'" << part << "' is not in: " << status.message();
-    };
-    for (const Coding& coding : kCodings) {
-      const std::string name = std::string("wire format ") + name_of(coding.format);
-      for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
-        Request request = coded_request("x", 1, coding);
-        request.op = op;
-        expect_refusal(request, name + " with op=" + name_of(op) + " (expected Sum or Average)");
-      }
-      Request request = coded_request("x", 1, coding);
-      request.op = ReduceOp::kAdasum;
-      expect_refusal(request, name + " (expected an all-reduce, and not Adasum)");
-      request.op = ReduceOp::kSum;
-      request.kind = OpKind::kReducescatter;
-      expect_refusal(request, name + " (expected an all-reduce");
-      request.kind = OpKind::kAllreduce;
-      request.dtype = DataType::kFloat64;
-      expect_refusal(request, name + " for float64 (expected float32)");
-      request.dtype = DataType::kFloat32;
-      request.more = {{DataType::kInt32, {1}}};
-      expect_refusal(request, name + " for int32 (expected float32)");
-    }
-    expect_refusal(coded_request("x", 1, {WireFormat::kInt8Blocks, 200}), "200");
-    expect_refusal(coded_request("x", 1, {WireFormat::kInt4Blocks, 0}), "int4_blocks: ");
-    expect_refusal(coded_request("x", 1, {WireFormat::kLargest, 0}), "density of 0 millionths");
-    expect_refusal(coded_request("x", 1, {WireFormat::kRandom, 0}), "random: density of 0 mill");
-    expect_refusal(coded_request("x", 1, {WireFormat::kLargest, 200'000}),
-                   "density of 200000 millionths (expected 1 to 100000)");
-    for (const WireFormat plain : {WireFormat::kTensor, WireFormat::kBFloat16}) {
-      expect_refusal(coded_request("x", 1, {plain, 7}), "number 7 (expected none)");
-    }
-  });
-}
+INSTANTIATE_TEST_SUITE_P(Beds,
+                         CodedTest,
+                         testing::Values(CodedBed{Place::kHost, {2, Transport::kInProcess}},
+                                         CodedBed{Place::kHost, {2, Transport::kTcp}},
+                                         CodedBed{Place::kHost, {3, Transport::kTcp}},
+                                         CodedBed{Place::kStaged, {2, Transport::kTcp}},
+                                         CodedBed{Place::kNccl, {2, Transport::kInProcess}},
+                                         CodedBed{Place::kNccl, {3, Transport::kInProcess}}),
+                         name_of_bed);
 
-/// Nothing travels: in a job of one rank, and in a process set of one rank of several.
-TEST(OneRankCodedTest, TensorsAndResidualsStayAsTheyAre) {
-  for (const int size : {1, 2}) {
+/// Nothing travels in shared memory, in a job of one rank, and in a set of one rank of several:
+/// tensors and residuals keep their bits, in every format.
+TEST(CodedAndNarrowTensors, StayAsTheyAreWhereNothingTravels) {
+  std::vector<Coding> codings(std::begin(kCodings), std::end(kCodings));
+  codings.push_back({WireFormat::kFloat16, 0});
+  codings.push_back({WireFormat::kBFloat16, 0});
+  for (const auto& [size, shares] : {std::pair(1, false), {2, false}, {2, true}}) {
     CoordinatorWorld world;
     world.size = size;
     world.transport = Transport::kTcp;
-    with_coordinators(world, [&](int rank, RankParts& parts) {
+    if (shares) {
+      world.make_engine = [](int, EngineContext* context, const std::shared_ptr<FakeHub>&) {
+        return std::make_unique<ShmEngine>(*context);
+      };
+    }
+    with_coordinators(world, [&, alone = !shares, last = size - 1](int rank, RankParts& parts) {
       Coordinator& coordinator = *parts.coordinator;
-      const std::uint32_t set = size == 1 ? 0 : coordinator.add_process_set({1});
-      for (const Coding& coding : kCodings) {
-        if (rank == size - 1) {
-          CodedRank mine = given(rank, 5000);
-          Request request = coded_request("x", 5000, coding);
-          request.process_set = set;
-          finish(coordinator, submit_in_place(coordinator, request, mine));
-          expect_equal_bits(given(rank, 5000).values, mine.values, name_of(coding.format));
-          expect_equal_bits(given(rank, 5000).residual, mine.residual, name_of(coding.format));
+      const std::uint32_t set = alone && last > 0 ? coordinator.add_process_set({last}) : 0;
+      const auto reduced = [&](std::size_t count, const Coding& coding) {
+        CodedRank mine{Floats(count), given(rank, count).residual};
+        for (std::size_t i = 0; i < count; ++i) {
+          mine.values[i] = std::sin(static_cast<float>(i)) * static_cast<float>(rank + 1) * 1e5F;
+        }
+        Request request = coded_request("x", count, coding);
+        request.process_set = set;
+        auto operation = coordinator.acquire();
+        const bool has_residual = is_coded(coding.format);
+        assign_coded(*operation,
+                     request,
+                     {{mine.values.data(),
+                       mine.values.data(),
+                       has_residual ? mine.residual.data() : nullptr}});
+        const std::uint64_t before = coordinator.stats().data_bytes;
+        finish(coordinator, coordinator.submit(std::move(operation)));
+        EXPECT_EQ(coordinator.stats().data_bytes - before, count * sizeof(float));
+        return mine;
+      };
+      for (const std::size_t count : {std::size_t{7}, std::size_t{5000}, std::size_t{300'001}}) {
+        if (alone && rank != last) {
+          continue;
+        }
+        const CodedRank exact = reduced(count, {WireFormat::kTensor, 0});
+        for (const Coding& coding : codings) {
+          expect_result(exact, reduced(count, coding), coding);
         }
       }
       coordinator.remove_process_set(set);
@@ -328,35 +337,91 @@ TEST(OneRankCodedTest, TensorsAndResidualsStayAsTheyAre) {
   }
 }
 
-/// Nothing travels there.
-TEST(SharedMemoryCodedTest, TensorsAndResidualsStayAsTheyAre) {
-  CoordinatorWorld world;
-  world.transport = Transport::kTcp;
-  world.make_engine = [](int, EngineContext* context, const std::shared_ptr<FakeHub>&) {
-    return std::make_unique<ShmEngine>(*context);
-  };
-  with_coordinators(world, [&](int rank, RankParts& parts) {
-    for (const Coding& coding : kCodings) {
-      CodedRank mine = given(rank, 5000);
-      finish(*parts.coordinator,
-             submit_in_place(*parts.coordinator, coded_request("x", 5000, coding), mine));
-      Floats total = given(0, 5000).values;
-      const Floats other = given(1, 5000).values;
-      for (std::size_t i = 0; i < total.size(); ++i) {
-        total[i] += other[i];
+/// The same steps on GPUs and in host memory.
+class CodedOnGpusTest : public CodedTest {
+ protected:
+  /// `coded_steps` of every rank; `of_some`: in a process set of all but the first, if there are
+  /// so many.
+  std::vector<CodedResults> results(Place place,
+                                    const Coding& coding,
+                                    bool feedback,
+                                    bool of_some) {
+    std::vector<CodedResults> results(static_cast<std::size_t>(size()));
+    with_ranks(place, [&](int rank, Coordinator& coordinator, Submitter& submitter) {
+      std::vector<int> some;
+      for (int member = 1; member < size(); ++member) {
+        some.push_back(member);
       }
-      expect_equal_bits(total, mine.values, name_of(coding.format));
-      expect_equal_bits(given(rank, 5000).residual, mine.residual, name_of(coding.format));
+      const std::uint32_t set = of_some && size() > 1 ? coordinator.add_process_set(some) : 0;
+      if (set == 0 || rank > 0) {
+        results[static_cast<std::size_t>(rank)] = coded_steps(
+            rank, coding, feedback, set, [&](const Request& request, const CodedTensors& tensors) {
+              auto operation = submitter.operation(request, nullptr, nullptr);
+              assign_coded(*operation, operation->request, tensors);
+              submitter.finish(coordinator.submit(std::move(operation)));
+            });
+      }
+      barrier(coordinator, "all have");
+    });
+    return results;
+  }
+  void expect_bits_of_host(const Coding& coding, bool of_some = false) {
+    for (const bool feedback : {false, true}) {
+      EXPECT_TRUE(results(Place::kHost, coding, feedback, of_some) ==
+                  results(GetParam().place, coding, feedback, of_some))
+          << name_of(coding.format) << " " << coding.detail << (feedback ? ", feedback" : "");
     }
-  });
+  }
+};
+
+/// With what they leave to chance, and what is left in residuals.
+TEST_P(CodedOnGpusTest, EveryCodeHasTheBitsOfHostMemory) {
+  for (const Coding& coding : block_codings()) {
+    expect_bits_of_host(coding);
+  }
+  for (const Coding& coding : largest_codings()) {
+    expect_bits_of_host(coding);
+  }
+  if (GetParam().place == Place::kStaged) {
+    expect_bits_of_host({WireFormat::kRandom, 50'000});
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds,
-                         CoordinatorCodedTest,
-                         testing::Values(WorldSetting{2, Transport::kInProcess},
-                                         WorldSetting{2, Transport::kTcp},
-                                         WorldSetting{3, Transport::kTcp}),
-                         setting_name);
+TEST_P(CodedOnGpusTest, ProcessSetsHaveTheBitsOfHostMemory) {
+  expect_bits_of_host({WireFormat::kInt8Blocks, 128 + Coding::kStochastic}, true);
+  expect_bits_of_host({WireFormat::kLargest, 10'000}, true);
+}
+
+class CodedOverNcclTest : public CodedOnGpusTest {};
+
+/// Their operations are issued together, those of the lanes of a round.
+TEST_P(CodedOverNcclTest, AnyNumberOfLanes) {
+  for (const int lanes : {1, 4}) {
+    lanes_ = world_.lanes = lanes;
+    world_.options.parameters.lanes = static_cast<std::uint32_t>(lanes);
+    expect_bits_of_host({WireFormat::kInt4Blocks, 256});
+    expect_bits_of_host({WireFormat::kLargest, 10'000});
+  }
+}
+
+/// With inputs that are looked at, and beside units that are not coded.
+TEST_P(CodedOverNcclTest, InputsAreLookedAt) {
+  world_.options.check_finite = FiniteMode::kRaise;
+  expect_bits_of_host({WireFormat::kInt8Blocks, 256});
+  expect_bits_of_host({WireFormat::kLargest, 10'000});
+}
+
+const auto over_nccl = testing::Values(CodedBed{Place::kNccl, {1, Transport::kTcp}},
+                                       CodedBed{Place::kNccl, {2, Transport::kTcp}},
+                                       CodedBed{Place::kNccl, {3, Transport::kTcp}});
+INSTANTIATE_TEST_SUITE_P(Nccl, CodedOverNcclTest, over_nccl, name_of_bed);
+INSTANTIATE_TEST_SUITE_P(Nccl, CodedOnGpusTest, over_nccl, name_of_bed);
+INSTANTIATE_TEST_SUITE_P(Staged,
+                         CodedOnGpusTest,
+                         testing::Values(CodedBed{Place::kStaged, {1, Transport::kInProcess}},
+                                         CodedBed{Place::kStaged, {2, Transport::kInProcess}},
+                                         CodedBed{Place::kStaged, {3, Transport::kTcp}}),
+                         name_of_bed);
 
 }  // namespace
 }  // namespace aiacc

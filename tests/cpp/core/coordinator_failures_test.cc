@@ -4,11 +4,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -19,56 +17,13 @@
 #include "csrc/core/coordinator.h"
 #include "csrc/engines/cancellation.h"
 #include "tests/cpp/support/coordinators.h"
+#include "tests/cpp/support/gate.h"
 #include "tests/cpp/support/json.h"
 
 namespace aiacc {
 namespace {
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-class CoordinatorFailuresTest : public testing::TestWithParam<WorldSetting> {
- protected:
-  CoordinatorFailuresTest() {
-    world_.size = GetParam().size;
-    world_.transport = GetParam().transport;
-  }
-  int size() const { return world_.size; }
-
-  CoordinatorWorld world_;
-};
-
-TEST_P(CoordinatorFailuresTest, DisagreementFailsOnAllRanksAndTheJobGoesOn) {
-  with_coordinators(world_, [&](int rank, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
-    const bool odd = rank == size() - 1;
-    const std::vector<std::function<void(Request&)>> changes = {
-        [](Request& r) { r.shape = {2}; },
-        [](Request& r) { r.dtype = DataType::kInt32; },
-        [](Request& r) { r.op = ReduceOp::kMax; },
-        [](Request& r) { r.kind = OpKind::kAllgather; },
-        [](Request& r) { r.prescale = 2; },
-        [](Request& r) { r.postscale = 0.5; },
-        [](Request& r) { r.root = 1; },
-    };
-    for (std::size_t i = 0; i < changes.size() * 2; ++i) {
-      float value[2] = {1, 1};
-      Request request = make_request("w", {1});
-      if (odd) {
-        changes[i % changes.size()](request);
-      }
-      const Status status =
-          status_of([&] { finish(coordinator, submit(coordinator, request, value, value)); });
-      EXPECT_EQ(status.code(), Code::kMismatch) << i;
-      EXPECT_TRUE(contains(status.message(), "'w'")) << status.message();
-      EXPECT_TRUE(contains(status.message(), "rank 0 ")) << status.message();
-      EXPECT_TRUE(contains(status.message(), "rank " + std::to_string(size() - 1)));
-      EXPECT_EQ(value[0], 1.0F) << "the buffer of a failed operation was touched";
-      EXPECT_EQ(sum(coordinator, "w", 1), static_cast<float>(size())) << "same name again";
-    }
-  });
-}
+class CoordinatorFailuresTest : public CoordinatorSuite {};
 
 TEST_P(CoordinatorFailuresTest, ShutdownFailsWhatIsOutstandingOnEveryRank) {
   with_coordinators(world_, [&](int rank, RankParts& parts) {
@@ -80,19 +35,16 @@ TEST_P(CoordinatorFailuresTest, ShutdownFailsWhatIsOutstandingOnEveryRank) {
     std::thread waiter;
     if (rank == 0) {
       waiter = std::thread(
-          [&] { EXPECT_EQ(status_of([&] { coordinator.wait(waited); }).code(), Code::kShutdown); });
+          [&] { expect_error(status_of([&] { coordinator.wait(waited); }), Code::kShutdown); });
       coordinator.shutdown();
       waiter.join();
       coordinator.shutdown();
     } else {
-      const Status status = status_of([&] { coordinator.wait(waited); });
-      EXPECT_EQ(status.code(), Code::kShutdown);
-      EXPECT_TRUE(contains(status.message(), "rank 0 has shut down")) << status.message();
+      expect_error(
+          status_of([&] { coordinator.wait(waited); }), Code::kShutdown, {"rank 0 has shut down"});
     }
-    const Status later = status_of([&] { sum(coordinator, "later", 1); });
-    EXPECT_EQ(later.code(), Code::kShutdown);
-    EXPECT_TRUE(contains(later.message(), "rank 0 ")) << later.message();
-    EXPECT_EQ(status_of([&] { coordinator.poll(waited); }).code(), Code::kInvalidArgument);
+    expect_error(status_of([&] { sum(coordinator, "later", 1); }), Code::kShutdown, {"rank 0 "});
+    expect_error(status_of([&] { coordinator.poll(waited); }), Code::kInvalidArgument);
   });
 }
 
@@ -157,55 +109,6 @@ INSTANTIATE_TEST_SUITE_P(Worlds,
                                          WorldSetting{5, Transport::kTcp}),
                          setting_name);
 
-TEST(CoordinatorLanes, AnEngineErrorFailsEverythingOnEveryRank) {
-  for (int i = 0; i < 20; ++i) {
-    std::atomic<int> left{i};
-    CoordinatorWorld world;
-    world.size = 3;
-    world.before = [&](int rank, int, std::size_t) {
-      if (rank == 1 && left.fetch_sub(1) <= 0) {
-        throw Error(Code::kEngine, "[test] the network card is on fire");
-      }
-    };
-    with_coordinators(world, [&](int, RankParts& parts) {
-      Coordinator& coordinator = *parts.coordinator;
-      Status status;
-      for (int round = 0; status.ok() && round < 100; ++round) {
-        // Fresh buffers, freed as soon as the handle has failed: nobody may touch them then.
-        std::vector<std::vector<float>> tensors(6, std::vector<float>(3000, 1));
-        std::vector<Handle> handles;
-        status = status_of([&] {
-          for (std::size_t t = 0; t < tensors.size(); ++t) {
-            const Request request = make_request(std::to_string(t), {3000});
-            handles.push_back(submit(coordinator, request, tensors[t].data(), tensors[t].data()));
-          }
-        });
-        for (const Handle handle : handles) {
-          const Status one = status_of([&] { finish(coordinator, handle); });
-          status = status.ok() ? one : status;
-        }
-      }
-      EXPECT_EQ(status.code(), Code::kEngine);
-      EXPECT_EQ(status.message(), "[test] the network card is on fire");
-      EXPECT_EQ(status_of([&] { sum(coordinator, "later", 1); }).message(), status.message());
-    });
-  }
-}
-
-TEST(CoordinatorLanes, ALostConnectionIsReportedWhenNobodyKnowsTheCause) {
-  CoordinatorWorld world;
-  world.before = [](int rank, int, std::size_t) {
-    if (rank == 0) {
-      throw Error(Code::kPeerLost, "[test] rank 1 closed the connection");
-    }
-  };
-  with_coordinators(world, [&](int, RankParts& parts) {
-    const Status status = status_of([&] { sum(*parts.coordinator, "x", 1); });
-    EXPECT_EQ(status.code(), Code::kPeerLost);
-    EXPECT_EQ(status.message(), "[test] rank 1 closed the connection");
-  });
-}
-
 /// Its all-reduces end long after those of the others, unless they are aborted.
 class Straggler : public FakeEngine {
  public:
@@ -255,16 +158,10 @@ TEST(CoordinatorLanes, WhatMovesAfterAShutdownGoesOn) {
 /// A lane hangs in its engine; another rank leaves. The engine is aborted after a while.
 TEST(CoordinatorLanes, ShutdownEndsALaneThatHangs) {
   CoordinatorWorld world;
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool reached = false;
-  bool ended = false;
+  Gate gate(false);  // as if stuck in a system call, until rank 0 has given up
   world.before = [&](int rank, int, std::size_t) {
-    if (rank == 1) {  // as if stuck in a system call, until rank 0 has given up
-      std::unique_lock lock(mutex);
-      reached = true;
-      changed.notify_all();
-      changed.wait(lock, [&] { return ended; });
+    if (rank == 1) {
+      gate.pass();
     }
   };
   with_coordinators(world, [&](int rank, RankParts& parts) {
@@ -273,17 +170,12 @@ TEST(CoordinatorLanes, ShutdownEndsALaneThatHangs) {
     const Handle handle = submit(coordinator, make_request("x", {1}), &value, &value);
     coordinator.flush();
     if (rank == 0) {
-      {
-        std::unique_lock lock(mutex);
-        changed.wait(lock, [&] { return reached; });
-      }
+      gate.await(1);
       coordinator.shutdown();
-      EXPECT_EQ(status_of([&] { coordinator.wait(handle); }).code(), Code::kShutdown);
-      const std::lock_guard lock(mutex);
-      ended = true;
-      changed.notify_all();
-    } else {
-      EXPECT_EQ(status_of([&] { coordinator.wait(handle); }).code(), Code::kShutdown);
+    }
+    expect_error(status_of([&] { coordinator.wait(handle); }), Code::kShutdown);
+    if (rank == 0) {
+      gate.open();
     }
   });
 }
@@ -319,7 +211,7 @@ class StallTest : public testing::Test {
   bool names_rank_1() const {
     const std::vector<std::string> all = lines();
     return std::any_of(all.begin(), all.end(), [](const std::string& line) {
-      return contains(line, R"("missing_ranks": [1)");
+      return line.find(R"("missing_ranks": [1)") != std::string::npos;
     });
   }
 
@@ -346,7 +238,7 @@ TEST_F(StallTest, WarnsWithNamesAndRanksAndGoesOn) {
     });
     for (const std::string& line : lines()) {
       EXPECT_TRUE(JsonChecker::valid(line)) << line;
-      EXPECT_TRUE(contains(line, R"("tensor": "late")")) << line;
+      EXPECT_NE(std::string::npos, line.find(R"("tensor": "late")")) << line;
     }
   }
 }
@@ -361,13 +253,11 @@ TEST_F(StallTest, FailsTheJobOnEveryRankWhenTheLimitIsReached) {
     with_coordinators(world, [&](int rank, RankParts& parts) {
       const std::string name = rank == 2 ? "other" : "common";
       const Status status = status_of([&] { sum(*parts.coordinator, name, 1); });
-      EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
-      EXPECT_TRUE(contains(status.message(), "'common' has waited") ||
-                  contains(status.message(), "'other' has waited"))
-          << status.message();
-      EXPECT_TRUE(contains(status.message(), "for rank(s) 2") ||
-                  contains(status.message(), "for rank(s) 0, 1"))
-          << status.message();
+      const bool common = status.message().find("'common' has") != std::string::npos;
+      expect_error(status,
+                   Code::kTimeout,
+                   {common ? "'common' has waited" : "'other' has waited",
+                    common ? "for rank(s) 2" : "for rank(s) 0, 1"});
     });
   }
 }

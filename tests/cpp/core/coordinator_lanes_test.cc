@@ -2,8 +2,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -11,43 +9,14 @@
 #include <gtest/gtest.h>
 
 #include "tests/cpp/support/coordinators.h"
+#include "tests/cpp/support/gate.h"
 
 namespace aiacc {
 namespace {
 
 constexpr std::int64_t kElements = 20'000;  // more than the express lane takes
 
-/// Lanes of the operations of rank 0, in the order in which they start. While it is shut, they
-/// wait.
-class Gate {
- public:
-  void pass(int lane) {
-    std::unique_lock lock(mutex_);
-    lanes_.push_back(lane);
-    changed_.notify_all();
-    changed_.wait(lock, [this] { return open_; });
-  }
-  void set_open(bool open) {
-    const std::lock_guard lock(mutex_);
-    open_ = open;
-    changed_.notify_all();
-  }
-  void wait_for(std::size_t started) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return lanes_.size() >= started; });
-  }
-  std::vector<int> lanes() {
-    const std::lock_guard lock(mutex_);
-    return lanes_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool open_ = true;
-  std::vector<int> lanes_;
-};
-
+/// Lanes of the operations of rank 0 pass the gate, in the order in which they start.
 CoordinatorWorld world_with(Gate& gate) {
   CoordinatorWorld world;
   world.lanes = 3;
@@ -61,8 +30,7 @@ CoordinatorWorld world_with(Gate& gate) {
 }
 
 TEST(CoordinatorLanes, ATensorGoesAroundTheLanesThatAreBusy) {
-  Gate gate;
-  gate.set_open(false);
+  Gate gate(false);
   with_coordinators(world_with(gate), [&](int rank, RankParts& parts) {
     std::vector<std::vector<float>> data(3, std::vector<float>(kElements, 1));
     std::vector<Handle> handles;
@@ -71,21 +39,21 @@ TEST(CoordinatorLanes, ATensorGoesAroundTheLanesThatAreBusy) {
       handles.push_back(submit(*parts.coordinator, request, data[i].data(), data[i].data()));
       parts.coordinator->flush();
       if (rank == 0) {
-        gate.wait_for(i + 1);
+        gate.await(i + 1);
       }
     }
     if (rank == 0) {
-      gate.set_open(true);
+      gate.open();
     }
     for (const Handle handle : handles) {
       finish(*parts.coordinator, handle);
     }
   });
-  EXPECT_EQ(gate.lanes(), (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(gate.arrived(), (std::vector<int>{0, 1, 2}));
 }
 
 TEST(CoordinatorLanes, WhatIsOverOnAllRanksWeighsNothing) {
-  Gate gate;
+  Gate gate(true);
   with_coordinators(world_with(gate), [&](int, RankParts& parts) {
     // The lane of a large tensor that cannot be cut is free for the next.
     for (const std::int64_t elements : {50 * kElements, kElements, kElements}) {
@@ -97,11 +65,11 @@ TEST(CoordinatorLanes, WhatIsOverOnAllRanksWeighsNothing) {
       barrier(*parts.coordinator, "all have it");
     }
   });
-  EXPECT_EQ(gate.lanes(), (std::vector<int>{0, 0, 0}));
+  EXPECT_EQ(gate.arrived(), (std::vector<int>{0, 0, 0}));
 }
 
 TEST(CoordinatorLanes, WeightsOfAnEpochShareOutTheBytes) {
-  Gate gate;
+  Gate gate(true);
   CoordinatorWorld world = world_with(gate);
   world.options.parameters.unit_bytes = 1 << 16;
   with_coordinators(world, [&](int rank, RankParts& parts) {
@@ -116,7 +84,7 @@ TEST(CoordinatorLanes, WeightsOfAnEpochShareOutTheBytes) {
     finish(*parts.coordinator, submit(*parts.coordinator, request, data.data(), data.data()));
   });
   std::vector<int> units(3, 0);
-  for (const int lane : gate.lanes()) {
+  for (const int lane : gate.arrived()) {
     ++units.at(static_cast<std::size_t>(lane));
   }
   EXPECT_EQ(units, (std::vector<int>{4, 1, 4}));

@@ -1,343 +1,484 @@
 #include <algorithm>
-#include <cmath>
-#include <cstring>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "csrc/core/coordinator.h"
-#include "tests/cpp/kernels/elements.h"
-#include "tests/cpp/support/coordinators.h"
+#include "csrc/engines/hierarchical/hierarchical_device_engine.h"
+#include "csrc/engines/hierarchical/hierarchical_engine.h"
+#include "csrc/engines/shm/shm_engine.h"
+#include "csrc/engines/tcp/tcp_engine.h"
+#include "tests/cpp/core/random_program.h"
+#include "tests/cpp/core/submitted_step.h"
+#include "tests/cpp/support/submitter.h"
 
 namespace aiacc {
 namespace {
 
-/// One operation of a random program, as every rank knows it.
-struct Step {
-  Request request;
-  std::vector<std::int64_t> rows;  ///< all-gather: of each rank
-  bool in_place = false;
-  bool mismatch = false;  ///< the last rank submits another dtype
+/// Where one thread of a rank submits: in host memory, and on one GPU or two.
+struct Hands {
+  Hands(FakeCuda& cuda, RankParts& parts, int first_gpu, int gpus) : host(cuda, parts, -1) {
+    if (gpus > 0) {
+      first.emplace(cuda, parts, first_gpu);
+    }
+    if (gpus > 1) {
+      second.emplace(cuda, parts, first_gpu + 1);
+    }
+  }
+  Submitter& on_gpu(std::size_t which) { return which % 2 == 0 || !second ? *first : *second; }
+
+  Submitter host;
+  std::optional<Submitter> first;
+  std::optional<Submitter> second;
 };
 
-/// What all ranks do, drawn from a seed: the same operations, again and again, in any order.
-struct Program {
-  int size = 2;
-  int threads = 1;
-  int iterations = 3;
-  std::vector<Step> steps;
-
-  Program(int ranks, std::uint32_t seed) : size(ranks) {
-    std::mt19937 random(seed);
-    threads = 1 + static_cast<int>(random() % 3);
-    const std::size_t count = 5 + random() % 25;
-    for (std::size_t i = 0; i < count; ++i) {
-      steps.push_back(step(i, random));
-    }
-  }
-
- private:
-  Step step(std::size_t index, std::mt19937& random) const {
-    static constexpr DataType kTypes[] = {DataType::kFloat32,
-                                          DataType::kFloat16,
-                                          DataType::kBFloat16,
-                                          DataType::kInt64,
-                                          DataType::kUInt8,
-                                          DataType::kFloat64};
-    static constexpr OpKind kKinds[] = {
-        OpKind::kAllreduce, OpKind::kAllgather, OpKind::kBroadcast, OpKind::kBarrier};
-    static constexpr ReduceOp kOps[] = {
-        ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
-    static constexpr std::int64_t kCounts[] = {0, 1, 7, 64, 100, 1000, 5000};
-    Step step;
-    Request& request = step.request;
-    request.name = "tensor" + std::to_string(index);
-    request.kind = kKinds[random() % std::size(kKinds)];
-    request.dtype = kTypes[random() % std::size(kTypes)];
-    request.shape = {kCounts[random() % std::size(kCounts)], 1 + static_cast<int>(random() % 2)};
-    step.in_place = random() % 2 == 0;
-    if (request.kind == OpKind::kAllreduce) {
-      request.op = kOps[random() % std::size(kOps)];
-      request.prescale = random() % 4 == 0 ? 2.0 : 1.0;
-      request.postscale = random() % 4 == 0 ? 3.0 : 1.0;
-    } else if (request.kind == OpKind::kBroadcast) {
-      request.root = static_cast<int>(random()) % size;
-      request.root = std::abs(request.root);
-    } else if (request.kind == OpKind::kBarrier) {
-      request.shape.clear();
-    } else {
-      for (int rank = 0; rank < size; ++rank) {
-        step.rows.push_back(kCounts[random() % 5]);
-      }
-    }
-    step.mismatch = size > 1 && random() % 10 == 0;
-    return step;
-  }
-};
-
-/// Element `index` of what `rank` gives: 1 or 2, exact in every type, product of 7 included.
-double given(const Step& step, int rank, std::uint64_t index) {
-  const std::size_t salt = step.request.name.back();
-  return 1.0 + static_cast<double>((index * 3 + salt + static_cast<std::size_t>(rank) * 5) % 7 % 2);
-}
-
-double expected_sum(const Step& step, int size, std::uint64_t index) {
-  const Request& request = step.request;
-  double result = given(step, 0, index) * request.prescale;
-  for (int rank = 1; rank < size; ++rank) {
-    const double more = given(step, rank, index) * request.prescale;
-    switch (request.op) {
-      case ReduceOp::kMin:
-        result = std::min(result, more);
-        break;
-      case ReduceOp::kMax:
-        result = std::max(result, more);
-        break;
-      case ReduceOp::kProduct:
-        result *= more;
-        break;
-      case ReduceOp::kSum:
-      case ReduceOp::kAverage:
-      case ReduceOp::kAdasum:
-        result += more;
-        break;
-    }
-  }
-  return result * request.postscale / (request.op == ReduceOp::kAverage ? size : 1);
-}
-
-template <class T>
-double number(T value) {
-  if constexpr (kIs16Bit<T>) {
-    return static_cast<double>(static_cast<float>(value));
-  } else if constexpr (std::is_same_v<T, Bool>) {
-    return value.bits;
-  } else {
-    return static_cast<double>(value);
-  }
-}
-
-template <class T>
-T element(double value) {
-  if constexpr (kIs16Bit<T>) {
-    return T::from(static_cast<float>(value));
-  } else if constexpr (std::is_same_v<T, Bool>) {
-    return {static_cast<std::uint8_t>(value)};
-  } else {
-    return static_cast<T>(value);
-  }
-}
-
-/// Whether T can hold what the operation makes of the given numbers.
-template <class T>
-double rounded(double value) {
-  if constexpr (std::is_integral_v<T>) {
-    return static_cast<double>(static_cast<T>(static_cast<std::int64_t>(value)));
-  } else {
-    return number(element<T>(value));
-  }
-}
-
-/// One submitted step of one rank with its buffers, which end with it.
-class Submitted {
+/// What one rank does of a program.
+class RankRun {
  public:
-  Submitted(Coordinator& coordinator, const Step& step, int rank, int size)
-      : coordinator_(coordinator), step_(step), rank_(rank), size_(size), request_(step.request) {
-    if (request_.kind == OpKind::kAllgather) {
-      request_.shape[0] = step.rows[static_cast<std::size_t>(rank)];
-    }
-    if (step.mismatch && rank == size - 1) {
-      request_.dtype = request_.dtype == DataType::kInt8 ? DataType::kUInt8 : DataType::kInt8;
-    }
-    input_.resize(request_.bytes());
-    fill();
-    const bool gathers = request_.kind == OpKind::kAllgather;
-    output_.resize(input_.size());
-    std::uint8_t* output = step.in_place ? input_.data() : output_.data();
-    handle_ = submit(coordinator, request_, input_.data(), gathers ? nullptr : output);
-  }
+  RankRun(const Program& program,
+          int rank,
+          RankParts& parts,
+          FakeCuda& cuda,
+          int gpus,
+          std::uint32_t seed)
+      : program_(program),
+        rank_(rank),
+        parts_(parts),
+        coordinator_(*parts.coordinator),
+        cuda_(cuda),
+        gpus_(gpus),
+        random_(seed * 100 + static_cast<std::uint32_t>(rank)),
+        proposal_(parameters()) {}
 
-  void finish() {
-    const Status status = status_of([&] { operation_ = coordinator_.wait(handle_); });
-    if (step_.mismatch) {
-      EXPECT_EQ(status.code(), Code::kMismatch) << status.message();
-      EXPECT_NE(status.message().find("'" + request_.name + "'"), std::string::npos);
-      return;
+  /// All iterations; the error with which the job ended before.
+  Status run(int leaves_in = -1) {
+    for (int i = 0; i < program_.iterations && fatal().ok(); ++i) {
+      iteration_ = static_cast<std::size_t>(i);
+      leaves_ = i == leaves_in;
+      note(status_of([&] { iterate(); }));
     }
-    ASSERT_TRUE(status.ok()) << status.message();
-    check();
-    operation_.reset();
-    coordinator_.release(handle_);
+    return fatal();
   }
 
  private:
-  void fill() {
-    visit_dtype(request_.dtype, [&](auto zero) {
-      using T = decltype(zero);
-      for (std::uint64_t i = 0; i < request_.elements() && !input_.empty(); ++i) {
-        const T value = element<T>(given(step_, rank_, i));
-        std::memcpy(input_.data() + i * sizeof(T), &value, sizeof value);
-      }
-    });
+  using List = std::vector<std::pair<const Step*, std::unique_ptr<Submitted>>>;
+
+  Parameters parameters() const {
+    Parameters parameters;
+    parameters.unit_bytes = coordinator_.stats().unit_bytes;
+    parameters.gpu_unit_bytes = parameters.unit_bytes;
+    return parameters;
   }
 
-  void check() {
-    visit_dtype(request_.dtype, [&](auto zero) {
-      using T = decltype(zero);
-      switch (request_.kind) {
-        case OpKind::kAllreduce:
-          return compare<T>(result(), request_.elements(), [&](std::uint64_t i) {
-            return rounded<T>(expected_sum(step_, size_, i));
-          });
-        case OpKind::kBroadcast:
-          return compare<T>(result(), request_.elements(), [&](std::uint64_t i) {
-            return given(step_, request_.root, i);
-          });
-        case OpKind::kAllgather:
-          return check_gathered<T>();
-        case OpKind::kBarrier:
-        case OpKind::kAlltoall:
-        case OpKind::kReducescatter:
-        case OpKind::kJoin:
-        case OpKind::kAddProcessSet:
-        case OpKind::kRemoveProcessSet:
-        case OpKind::kFormProcessSet:
-        case OpKind::kLeaveProcessSet:
-        case OpKind::kSend:
-        case OpKind::kReceive:
-          return;
+  void iterate() {
+    Hands hands = make_hands();
+    add_sets();
+    List lonely;
+    List late;
+    std::vector<const Step*> mine;
+    for (const Step& step : program_.steps) {
+      const std::vector<int>& members = program_.members_of(step);
+      if (step.lonely && members.front() == rank_) {
+        submit(step, hands, lonely);
+      } else if (!step.lonely && index_in(members, rank_) >= 0) {
+        mine.push_back(&step);
       }
-    });
-  }
-
-  template <class T>
-  void check_gathered() {
-    ASSERT_EQ(operation_->first_extents, step_.rows);
-    const std::uint8_t* data = operation_->gathered.data();
-    for (int rank = 0; rank < size_; ++rank) {
-      const auto rows = static_cast<std::uint64_t>(step_.rows[static_cast<std::size_t>(rank)]);
-      const std::uint64_t count = rows * static_cast<std::uint64_t>(request_.shape[1]);
-      compare<T>(data, count, [&](std::uint64_t i) { return given(step_, rank, i); });
-      data += count * sizeof(T);
     }
-    EXPECT_EQ(data, operation_->gathered.data() + operation_->gathered.size());
-  }
-
-  const std::uint8_t* result() const { return step_.in_place ? input_.data() : output_.data(); }
-
-  template <class T, class Expected>
-  void compare(const std::uint8_t* data, std::uint64_t count, Expected expected) {
-    const bool exact = request_.op != ReduceOp::kAverage;
-    for (std::uint64_t i = 0; i < count; ++i) {
-      T value{};
-      std::memcpy(&value, data + i * sizeof(T), sizeof value);
-      const double got = number(value);
-      const double wanted = expected(i);
-      if (exact ? got != wanted : std::abs(got - wanted) > 0.02 * std::abs(wanted)) {
-        ADD_FAILURE() << request_.name << " (" << name_of(request_.kind) << " of "
-                      << name_of(request_.dtype) << ", " << name_of(request_.op) << ") at rank "
-                      << rank_ << ": element " << i << " is " << got << ", expected " << wanted;
-        return;
-      }
+    note(status_of([&] { submit_all(std::move(mine), hands, late); }));
+    if (leaves_) {
+      coordinator_.shutdown();
+    }
+    note(status_of([&] { remove_sets(false); }));
+    finish(late, hands, random_);
+    note(status_of([&] { remove_sets(true); }));
+    finish(lonely, hands, random_);
+    if (fatal().ok()) {
+      join_at_last(hands);
+    }
+    if (fatal().ok()) {
+      barrier(coordinator_, "all have left");
+      EXPECT_EQ(std::vector<std::uint32_t>{0}, coordinator_.communicators().ids());
     }
   }
 
-  Coordinator& coordinator_;
-  const Step& step_;
-  const int rank_;
-  const int size_;
-  Request request_;
-  std::vector<std::uint8_t> input_;
-  std::vector<std::uint8_t> output_;
-  Handle handle_ = 0;
-  std::shared_ptr<Operation> operation_;
-};
-
-/// One thread of one rank: its share of the steps, all submitted before the first wait.
-void run_thread(const Program& program,
-                Coordinator& coordinator,
-                int rank,
-                const std::vector<std::size_t>& share,
-                std::uint32_t seed) {
-  std::mt19937 random(seed);
-  for (int iteration = 0; iteration < program.iterations; ++iteration) {
-    std::vector<std::size_t> order = share;
-    std::shuffle(order.begin(), order.end(), random);
-    std::vector<std::unique_ptr<Submitted>> submitted;
-    for (const std::size_t index : order) {
-      submitted.push_back(
-          std::make_unique<Submitted>(coordinator, program.steps[index], rank, program.size));
-      if (random() % 8 == 0) {
-        coordinator.flush();
+  /// In one of several ways; leaves what is not awaited yet in `late`.
+  void submit_all(std::vector<const Step*> mine, Hands& hands, List& late) {
+    const auto way = random_() % 4;
+    if (way == 0) {  // one after the other, in an order that is that of all who do so
+      for (const Step* step : mine) {
+        List one;
+        submit(*step, hands, one);
+        finish(one, hands, random_);
       }
-    }
-    std::shuffle(submitted.begin(), submitted.end(), random);
-    for (auto& one : submitted) {
-      one->finish();
+    } else if (way == 1) {  // the sets are removed before their operations are awaited
+      std::shuffle(mine.begin(), mine.end(), random_);
+      for (const Step* step : mine) {
+        submit(*step, hands, late);
+      }
+    } else {
+      run_threads(mine, 1 + random_() % 3);
     }
   }
-}
 
-void run_program(const CoordinatorWorld& world, std::uint32_t seed) {
-  const Program program(world.size, seed);
-  with_coordinators(world, [&](int rank, RankParts& parts) {
-    std::mt19937 random(seed * 100 + static_cast<std::uint32_t>(rank));
-    std::vector<std::vector<std::size_t>> shares(static_cast<std::size_t>(program.threads));
-    for (std::size_t i = 0; i < program.steps.size(); ++i) {
-      shares[random() % shares.size()].push_back(i);
+  Hands make_hands() { return {cuda_, parts_, rank_ * gpus_, gpus_}; }
+
+  void add_sets() {
+    ids_ = {0};
+    for (std::size_t i = 1; i < program_.sets.size(); ++i) {
+      const SetOfRanks& set = program_.sets[i];
+      const bool member = index_in(set.ranks, rank_) >= 0;
+      std::vector<int> ranks = set.ranks;
+      std::shuffle(ranks.begin(), ranks.end(), random_);
+      ids_.push_back(!set.formed ? coordinator_.add_process_set(ranks)
+                     : member    ? coordinator_.form_process_set(std::to_string(i), ranks)
+                                 : 0);
+    }
+  }
+  /// What all have added goes though its operations are under way; what was formed goes later.
+  void remove_sets(bool formed) {
+    for (std::size_t i = 1; i < program_.sets.size(); ++i) {
+      if (program_.sets[i].formed != formed) {
+        continue;
+      }
+      if (!formed) {
+        EXPECT_TRUE(coordinator_.remove_process_set(ids_[i]));
+      } else if (ids_[i] != 0) {
+        coordinator_.leave_process_set(ids_[i]);
+      }
+    }
+  }
+
+  /// In the middle of a job the last tensor moves to another GPU, on one rank alone.
+  Submitter& hand_for(const Step& step, Hands& hands) const {
+    const auto index = static_cast<std::size_t>(&step - program_.steps.data());
+    const bool moved = index + 1 == program_.steps.size() && rank_ == 0 && iteration_ > 0;
+    return step.on_gpu ? hands.on_gpu(index + (moved ? 1 : 0)) : hands.host;
+  }
+  void submit(const Step& step, Hands& hands, List& list) {
+    list.emplace_back(
+        &step,
+        std::make_unique<Submitted>(
+            program_, step, rank_, ids_[step.set], coordinator_, hand_for(step, hands)));
+  }
+  void finish(List& list, Hands& hands, std::mt19937& random) {
+    std::shuffle(list.begin(), list.end(), random);
+    for (const auto& [step, submitted] : list) {
+      note(submitted->finish(hand_for(*step, hands), random));
+    }
+  }
+
+  /// Each thread submits all of its share before it waits; nobody else waits for the thread.
+  void run_threads(const std::vector<const Step*>& steps, std::size_t number) {
+    std::vector<std::vector<const Step*>> shares(number);
+    for (const Step* step : steps) {
+      shares[random_() % number].push_back(step);
     }
     std::vector<std::thread> threads;
     for (const auto& share : shares) {
-      threads.emplace_back([&, thread_seed = static_cast<std::uint32_t>(random())] {
-        try {
-          run_thread(program, *parts.coordinator, rank, share, thread_seed);
-        } catch (const Error& error) {
-          ADD_FAILURE() << "rank " << rank << ": " << error.what();
-        }
+      threads.emplace_back([&, seed = static_cast<std::uint32_t>(random_())] {
+        note(status_of([&] { run_share(share, seed); }));
       });
     }
     for (std::thread& thread : threads) {
       thread.join();
     }
-  });
+  }
+  void run_share(std::vector<const Step*> share, std::uint32_t seed) {
+    std::mt19937 random(seed);
+    Hands hands = make_hands();
+    List submitted;
+    std::shuffle(share.begin(), share.end(), random);
+    for (const Step* step : share) {
+      if (!note(status_of([&] { submit(*step, hands, submitted); })).ok()) {
+        break;
+      }
+      if (random() % 8 == 0) {
+        coordinator_.flush();
+      } else if (random() % 8 == 0) {
+        Parameters other = proposal_;
+        other.unit_bytes = 256 + random() % 5000;
+        coordinator_.propose(other);
+      }
+    }
+    finish(submitted, hands, random);
+  }
+
+  /// Steps that a rank does before it joins: not all do as many.
+  std::size_t steps_of(int rank) const {
+    return (static_cast<std::size_t>(rank) * 3 + iteration_ + program_.steps.size()) % 4;
+  }
+
+  /// What the others do when this rank has joined it answers with zeros.
+  void join_at_last(Hands& hands) {
+    const std::size_t mine = steps_of(rank_);
+    std::size_t most = 0;
+    for (int rank = 0; rank < program_.size; ++rank) {
+      most = std::max(most, steps_of(rank));
+    }
+    std::int64_t last = -1;
+    for (std::size_t step = 0; step < mine && fatal().ok(); ++step) {
+      float given = 0;
+      int taking_part = 0;
+      for (int rank = 0; rank < program_.size; ++rank) {
+        given += steps_of(rank) > step ? static_cast<float>(rank + 1) : 0.0F;
+        taking_part += steps_of(rank) > step ? 1 : 0;
+      }
+      check_unsupported(taking_part < program_.size);
+      last = std::max(last, join_or_step(hands, given, step + 1 == mine && rank_ % 2 == 1));
+    }
+    if (!fatal().ok()) {
+      return;
+    }
+    last = last < 0 ? join(coordinator_) : last;
+    EXPECT_EQ(most, steps_of(static_cast<int>(last)));
+    EXPECT_EQ(static_cast<float>(program_.size) * static_cast<float>(last),
+              sum(coordinator_, "", static_cast<float>(last)))
+        << "automatic names fit again, and all know the same last rank";
+  }
+
+  /// A step whose sums are those of `given`; -1, or the last rank if it joins in the middle.
+  std::int64_t join_or_step(Hands& hands, float given, bool joins) {
+    static constexpr std::pair<const char*, std::size_t> kForms[] = {
+        {"", 5000}, {"average", 1}, {"narrow", 5000}, {"gpu", 3}, {"large on gpu", 9000}};
+    std::vector<std::vector<float>> values;
+    std::vector<std::pair<Submitter*, Handle>> handles;
+    std::int64_t last = -1;
+    note(status_of([&] {
+      for (const auto& [form, count] : kForms) {
+        const std::string name = form;
+        Request request = make_request(name);
+        request.op = name == "average" ? ReduceOp::kAverage : ReduceOp::kSum;
+        if (name == "narrow") {
+          request.wire = iteration_ % 2 == 0 ? WireFormat::kFloat16 : WireFormat::kBFloat16;
+        }
+        const bool on_gpu = gpus_ > 0 && name.find("gpu") != std::string::npos;
+        Submitter& submitter = on_gpu ? hands.on_gpu(iteration_ + count) : hands.host;
+        values.emplace_back(count, static_cast<float>(rank_ + 1));
+        handles.emplace_back(&submitter, submitter.submit(request, values.back()));
+      }
+      last = joins ? join(coordinator_) : -1;  // its share is under way: that is not zero
+    }));
+    for (std::size_t i = 0; i < handles.size(); ++i) {
+      const auto [submitter, handle] = handles[i];
+      if (note(status_of([&, to = submitter, of = handle] { to->finish(of); })).ok()) {
+        const std::string name = kForms[i].first;
+        const float parts = name == "average" ? static_cast<float>(program_.size) : 1;
+        EXPECT_EQ(std::vector<float>(values[i].size(), given / parts), values[i]) << name;
+      }
+    }
+    return last;
+  }
+
+  void check_unsupported(bool somebody_has_joined) {
+    for (const OpKind kind : {OpKind::kAllgather, OpKind::kBroadcast, OpKind::kBarrier}) {
+      Request request = make_request("", kind, {1});
+      if (kind == OpKind::kBarrier) {
+        request.shape.clear();
+      }
+      float value = 1;
+      void* output = kind == OpKind::kBroadcast ? &value : nullptr;
+      const Status status = status_of([&] {
+        aiacc::finish(coordinator_, aiacc::submit(coordinator_, request, &value, output));
+      });
+      if (status.code() == Code::kMismatch) {
+        EXPECT_TRUE(somebody_has_joined) << status.message();
+        expect_error(status, Code::kMismatch, {"has joined and cannot take part"});
+      } else if (!note(status).ok()) {
+        throw Error(status);
+      } else {
+        EXPECT_FALSE(somebody_has_joined) << name_of(kind);
+      }
+    }
+  }
+
+  Status fatal() {
+    const std::lock_guard lock(mutex_);
+    return fatal_;
+  }
+  /// Remembers the first error.
+  Status note(const Status& status) {
+    const std::lock_guard lock(mutex_);
+    fatal_ = fatal_.ok() ? status : fatal_;
+    return status;
+  }
+
+  const Program& program_;
+  const int rank_;
+  RankParts& parts_;
+  Coordinator& coordinator_;
+  FakeCuda& cuda_;
+  const int gpus_;
+  std::mt19937 random_;
+  const Parameters proposal_;
+  bool leaves_ = false;  ///< in the middle of this iteration
+  std::size_t iteration_ = 0;
+  std::vector<std::uint32_t> ids_;  ///< of the program's sets; 0 of those without this rank
+  std::mutex mutex_;
+  Status fatal_;
+};
+
+/// Where a program runs.
+struct Bed {
+  const char* name;
+  int size;
+  Transport transport = Transport::kInProcess;
+  Place place = Place::kHost;
+  int gpus_each = 0;
+  std::vector<int> hosts = {};  ///< of the ranks: sockets between them, shared memory inside
+  bool one_order = false;  ///< a GPU runs one operation at a time, so no two sets may meet there
+};
+
+CoordinatorWorld world_of(const Bed& bed, NcclWorld& gpus, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  static constexpr std::uint64_t kUnits[] = {256, 1000, 4096, 1 << 20};
+  static constexpr std::size_t kCapacities[] = {0, 2, 4096};
+  CoordinatorWorld world;
+  world.size = bed.size;
+  world.transport = bed.transport;
+  world.lanes = 1 + static_cast<int>(random() % 4);
+  world.options.parameters.lanes = 1 + random() % static_cast<std::uint32_t>(world.lanes);
+  world.options.parameters.unit_bytes = kUnits[random() % std::size(kUnits)];
+  world.options.cache_capacity = kCapacities[random() % std::size(kCapacities)];
+  if (random() % 3 == 0) {
+    world.options.linger = std::chrono::hours(1);
+  }
+  if (bed.hosts.empty()) {
+    return world;
+  }
+  if (bed.place == Place::kNccl) {
+    // The planner's lanes are those of the engine for host memory, which may be more.
+    world.gpu = [&bed, &gpus](int rank) {
+      EngineContext context = gpus.context(rank, 3);
+      context.host_of = bed.hosts;
+      HostEngineFactory between;
+      if (bed.transport == Transport::kTcp) {
+        between = [](const EngineContext& job) { return std::make_unique<TcpEngine>(job); };
+      }
+      return create_hierarchical_device_engine(gpus.engine(rank, 2), context, between);
+    };
+  } else {
+    world.make_engine = [&bed](int, EngineContext* context, const std::shared_ptr<FakeHub>&) {
+      context->host_of = bed.hosts;
+      return bed.hosts.back() == 0 ? std::make_unique<ShmEngine>(*context)
+                                   : create_hierarchical_engine(*context);
+    };
+  }
+  return world;
 }
 
-class CoordinatorRandomTest : public testing::TestWithParam<WorldSetting> {};
+struct Fault {
+  const char* name;
+  Status status;  ///< with which the job ends
+  int programs;
+};
 
-TEST_P(CoordinatorRandomTest, EveryProgramEndsWithTheRightResults) {
-  for (int i = 0; i < 24 / GetParam().size; ++i) {
+class CoordinatorFaultTest : public testing::TestWithParam<Fault> {};
+
+/// Programs during which an engine fails at some operation, or a rank leaves. What was done until
+/// then is right, everything else fails with the same error on every rank.
+TEST_P(CoordinatorFaultTest, TheJobEndsAlikeOnAllRanks) {
+  const Status& fault = GetParam().status;
+  for (int i = 0; i < GetParam().programs; ++i) {
     const auto seed = static_cast<std::uint32_t>(i);
     SCOPED_TRACE("seed " + std::to_string(seed));
-    std::mt19937 random(seed);
-    static constexpr std::uint64_t kUnits[] = {256, 1000, 4096, 1 << 20};
-    static constexpr std::size_t kCapacities[] = {0, 2, 4096};
-    CoordinatorWorld world;
-    world.size = GetParam().size;
-    world.transport = GetParam().transport;
-    world.lanes = 1 + static_cast<int>(random() % 4);
-    world.options.parameters.lanes = 1 + random() % static_cast<std::uint32_t>(world.lanes);
-    world.options.parameters.unit_bytes = kUnits[random() % std::size(kUnits)];
-    world.options.cache_capacity = kCapacities[random() % std::size(kCapacities)];
-    run_program(world, seed);
+    const Bed bed{"", 3};
+    Program program(bed.size, {}, seed);
+    program.iterations = 100;
+    program.fails = true;
+    NcclWorld gpus(bed.size);
+    CoordinatorWorld world = world_of(bed, gpus, seed);
+    std::atomic<int> left{i};
+    const bool of_engine = fault.code() != Code::kShutdown;
+    if (of_engine) {
+      world.before = [&](int rank, int, std::size_t) {
+        if (rank == 1 && left.fetch_sub(1) <= 0) {
+          throw Error(fault);
+        }
+      };
+    }
+    with_gpus(gpus, bed.place, world, 1, [&](int rank, RankParts& parts) {
+      RankRun run(program, rank, parts, gpus.cuda, 0, seed);
+      const Status status = run.run(rank == 1 && !of_engine ? i % 4 : -1);
+      expect_error(status, fault.code(), {fault.message()});
+      EXPECT_EQ(status.message(),
+                status_of([&] { sum(*parts.coordinator, "later", 1); }).message());
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Faults,
+    CoordinatorFaultTest,
+    testing::Values(Fault{"Engine", {Code::kEngine, "[test] the network card is on fire"}, 20},
+                    Fault{"LostPeer", {Code::kPeerLost, "[test] rank 2 closed the connection"}, 4},
+                    Fault{"Shutdown", {Code::kShutdown, "[core] rank 1 has shut down"}, 20}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+class CoordinatorRandomTest : public testing::TestWithParam<Bed> {};
+
+TEST_P(CoordinatorRandomTest, EveryProgramEndsWithTheRightResults) {
+  const Bed& bed = GetParam();
+  for (int i = 0; i < 24 / bed.size; ++i) {
+    const auto seed = static_cast<std::uint32_t>(i);
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Abilities abilities;
+    abilities.gpus = bed.place != Place::kHost;
+    abilities.wires_on_gpus = bed.place == Place::kNccl && bed.hosts.empty();
+    abilities.several_sets = !bed.one_order;
+    abilities.hosts = bed.place == Place::kHost ? bed.hosts : std::vector<int>();
+    const Program program(bed.size, abilities, seed);
+    NcclWorld gpus(bed.size, kNcclHeaderVersion, std::max(bed.gpus_each, 1));
+    if (bed.one_order) {
+      gpus.nccl.set_resident(1);
+    }
+    with_gpus(gpus, bed.place, world_of(bed, gpus, seed), 2, [&](int rank, RankParts& parts) {
+      RankRun run(program, rank, parts, gpus.cuda, bed.gpus_each, seed);
+      const Status status = run.run();
+      EXPECT_TRUE(status.ok()) << "rank " << rank << ": " << status.message();
+    });
+    for (int gpu = 0; bed.one_order && gpu < bed.size * bed.gpus_each; ++gpu) {
+      EXPECT_GE(1U, gpus.nccl.issuing_threads(gpu));
+      EXPECT_TRUE(bed.gpus_each > 1 || gpus.nccl.issued(0) == gpus.nccl.issued(gpu));
+    }
     if (HasFailure()) {
       return;
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds,
-                         CoordinatorRandomTest,
-                         testing::Values(WorldSetting{1, Transport::kInProcess},
-                                         WorldSetting{2, Transport::kInProcess},
-                                         WorldSetting{4, Transport::kInProcess},
-                                         WorldSetting{7, Transport::kInProcess},
-                                         WorldSetting{2, Transport::kTcp},
-                                         WorldSetting{4, Transport::kTcp},
-                                         WorldSetting{7, Transport::kTcp}),
-                         setting_name);
+INSTANTIATE_TEST_SUITE_P(
+    Beds,
+    CoordinatorRandomTest,
+    testing::Values(Bed{"InProcess1", 1},
+                    Bed{"InProcess2", 2},
+                    Bed{"InProcess4", 4},
+                    Bed{"InProcess7", 7},
+                    Bed{"Tcp2", 2, Transport::kTcp},
+                    Bed{"Tcp4", 4, Transport::kTcp},
+                    Bed{"Tcp7", 7, Transport::kTcp},
+                    Bed{"SharedMemory3", 3, Transport::kTcp, Place::kHost, 0, {0, 0, 0}},
+                    Bed{"Hosts4", 4, Transport::kTcp, Place::kHost, 0, {0, 0, 1, 1}},
+                    Bed{"Staged2", 2, Transport::kInProcess, Place::kStaged, 1},
+                    Bed{"Staged3", 3, Transport::kTcp, Place::kStaged, 1},
+                    Bed{"StagedTwoGpus2", 2, Transport::kInProcess, Place::kStaged, 2},
+                    Bed{"Nccl1", 1, Transport::kInProcess, Place::kNccl, 1},
+                    Bed{"Nccl2", 2, Transport::kInProcess, Place::kNccl, 1},
+                    Bed{"Nccl4", 4, Transport::kInProcess, Place::kNccl, 1},
+                    Bed{"NcclOneOrder3", 3, Transport::kInProcess, Place::kNccl, 1, {}, true},
+                    Bed{"NcclTwoGpus2", 2, Transport::kInProcess, Place::kNccl, 2},
+                    Bed{"NcclTwoGpus3", 3, Transport::kInProcess, Place::kNccl, 2, {}, true},
+                    Bed{"NcclHosts4", 4, Transport::kInProcess, Place::kNccl, 1, {0, 0, 1, 1}},
+                    Bed{"NcclHostsTcp3", 3, Transport::kTcp, Place::kNccl, 1, {0, 0, 1}}),
+    [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace aiacc

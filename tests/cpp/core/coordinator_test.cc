@@ -14,17 +14,7 @@
 namespace aiacc {
 namespace {
 
-class CoordinatorTest : public testing::TestWithParam<WorldSetting> {
- protected:
-  CoordinatorTest() {
-    world_.size = GetParam().size;
-    world_.transport = GetParam().transport;
-  }
-  int size() const { return world_.size; }
-  float total() const { return static_cast<float>(size() * (size() + 1)) / 2; }
-
-  CoordinatorWorld world_;
-};
+class CoordinatorTest : public CoordinatorSuite {};
 
 TEST_P(CoordinatorTest, OneSumAfterAnother) {
   with_coordinators(world_, [&](int rank, RankParts& parts) {
@@ -39,36 +29,27 @@ TEST_P(CoordinatorTest, OneSumAfterAnother) {
   });
 }
 
-TEST_P(CoordinatorTest, WhatNobodyWaitsForIsDoneAfterTheLinger) {
-  with_coordinators(world_, [&](int rank, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
-    for (int i = 0; i < 10; ++i) {
-      float value = static_cast<float>(rank + 1);
-      const Handle handle = submit(coordinator, make_request("x", {1}), &value, &value);
-      while (!coordinator.poll(handle)) {
-        std::this_thread::yield();
-      }
-      finish(coordinator, handle);
-      ASSERT_EQ(value, total());
+TEST_P(CoordinatorTest, WhatNobodyWaitsForIsDoneAfterTheLingerOrAFlush) {
+  for (const bool flushes : {false, true}) {
+    if (flushes) {
+      world_.options.linger = std::chrono::hours(1);
     }
-  });
-}
-
-TEST_P(CoordinatorTest, AFlushDoesNotWaitForTheLinger) {
-  world_.options.linger = std::chrono::hours(1);
-  with_coordinators(world_, [&](int rank, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
-    for (int i = 0; i < 50; ++i) {
-      float value = static_cast<float>(rank + 1);
-      const Handle handle = submit(coordinator, make_request("x", {1}), &value, &value);
-      coordinator.flush();
-      while (!coordinator.poll(handle)) {
-        std::this_thread::yield();
+    with_coordinators(world_, [&](int rank, RankParts& parts) {
+      Coordinator& coordinator = *parts.coordinator;
+      for (int i = 0; i < (flushes ? 50 : 10); ++i) {
+        float value = static_cast<float>(rank + 1);
+        const Handle handle = submit(coordinator, make_request("x", {1}), &value, &value);
+        if (flushes) {
+          coordinator.flush();
+        }
+        while (!coordinator.poll(handle)) {
+          std::this_thread::yield();
+        }
+        finish(coordinator, handle);
+        ASSERT_EQ(value, total());
       }
-      finish(coordinator, handle);
-      ASSERT_EQ(value, total());
-    }
-  });
+    });
+  }
 }
 
 TEST(CoordinatorAlone, AUnitsWorthDoesNotWaitForTheLinger) {
@@ -89,75 +70,6 @@ TEST(CoordinatorAlone, AUnitsWorthDoesNotWaitForTheLinger) {
       }
       finish(coordinator, first);
       finish(coordinator, second);
-    }
-  });
-}
-
-/// Rank 0 waits for `a` first, the others give theirs only when `b` is done.
-TEST_P(CoordinatorTest, RanksMayWaitInDifferentOrders) {
-  with_coordinators(world_, [&](int rank, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
-    for (int i = 0; i < 30; ++i) {
-      float a = 1;
-      float b = 2;
-      const Handle of_b = submit(coordinator, make_request("b", {1}), &b, &b);
-      if (rank != 0) {
-        finish(coordinator, of_b);
-      }
-      const Handle of_a = submit(coordinator, make_request("a", {1}), &a, &a);
-      finish(coordinator, of_a);
-      if (rank == 0) {
-        finish(coordinator, of_b);
-      }
-      ASSERT_EQ(a + b, 3.0F * static_cast<float>(size()));
-    }
-  });
-}
-
-TEST_P(CoordinatorTest, ThreadsOfOneRankWaitForOperationsThatOthersGiveInTurn) {
-  with_coordinators(world_, [&](int rank, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
-    for (int i = 0; i < 30; ++i) {
-      if (rank == 0) {
-        std::vector<std::thread> threads;
-        for (const char* name : {"a", "b", "c"}) {
-          threads.emplace_back([&coordinator, name] { sum(coordinator, name, 1); });
-        }
-        for (std::thread& thread : threads) {
-          thread.join();
-        }
-      } else {
-        for (const char* name : {"c", "a", "b"}) {
-          sum(coordinator, name, 1);
-        }
-      }
-    }
-  });
-}
-
-TEST_P(CoordinatorTest, SubmittersFlushersAndWaitersMissNoWakeUp) {
-  with_coordinators(world_, [&](int, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
-    std::vector<std::thread> threads;
-    for (int t = 0; t < 3; ++t) {
-      threads.emplace_back([&, t] {
-        const std::string name = "t" + std::to_string(t);
-        for (int i = 0; i < 150; ++i) {
-          float value = 1;
-          const Handle handle = submit(coordinator, make_request(name, {1}), &value, &value);
-          if ((i + t) % 3 == 0) {
-            coordinator.flush();
-            while (!coordinator.poll(handle)) {
-              std::this_thread::yield();
-            }
-          }
-          finish(coordinator, handle);
-          EXPECT_EQ(value, static_cast<float>(size()));
-        }
-      });
-    }
-    for (std::thread& thread : threads) {
-      thread.join();
     }
   });
 }
@@ -198,64 +110,6 @@ TEST_P(CoordinatorTest, AProposalTakesEffectOnAllRanks) {
   });
 }
 
-TEST_P(CoordinatorTest, ProposalsMidFlightHarmNothing) {
-  with_coordinators(world_, [&](int rank, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
-    std::atomic<bool> stop{false};
-    std::thread tuner([&] {
-      for (std::uint64_t i = 0; !stop.load(); ++i) {
-        coordinator.propose({0, 256 + i % 5000, 1 + static_cast<std::uint32_t>(i % 2)});
-        std::this_thread::yield();
-      }
-    });
-    for (int i = 0; i < 30; ++i) {
-      std::vector<std::vector<float>> tensors(5, std::vector<float>(700));
-      std::vector<Handle> handles;
-      for (std::size_t t = 0; t < tensors.size(); ++t) {
-        std::fill(tensors[t].begin(), tensors[t].end(), static_cast<float>(rank + 1));
-        const Request request = make_request(std::to_string(t), {700});
-        handles.push_back(submit(coordinator, request, tensors[t].data(), tensors[t].data()));
-      }
-      for (std::size_t t = 0; t < tensors.size(); ++t) {
-        finish(coordinator, handles[t]);
-        EXPECT_EQ(std::count(tensors[t].begin(), tensors[t].end(), total()), 700);
-      }
-    }
-    stop.store(true);
-    tuner.join();
-  });
-}
-
-TEST_P(CoordinatorTest, BadRequestsAndParametersAreRefusedWhereTheyAreMade) {
-  with_coordinators(world_, [&](int, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
-    const Request bad[] = {
-        make_request(std::string(kMaxNameBytes + 1, 'x'), {1}),
-        make_request("dimensions", std::vector<std::int64_t>(kMaxDimensions + 1, 1)),
-        make_request("scalar", OpKind::kAllgather, {}),
-        [&] {
-          Request request = make_request("root", OpKind::kBroadcast, {1});
-          request.root = size();
-          return request;
-        }(),
-    };
-    float value = 0;
-    for (const Request& request : bad) {
-      EXPECT_EQ(status_of([&] { submit(coordinator, request, &value, &value); }).code(),
-                Code::kInvalidArgument);
-    }
-    Request unnamed = make_request("", OpKind::kBroadcast, {1});
-    unnamed.root = size();
-    const Status refused = status_of([&] { submit(coordinator, unnamed, &value, &value); });
-    EXPECT_NE(refused.message().find("[submit] an unnamed broadcast: root_rank"), std::string::npos)
-        << refused.message();
-    for (const Parameters& parameters : {Parameters{0, 0, 1}, {0, 1, 0}, {0, 1, 3}}) {
-      EXPECT_EQ(status_of([&] { coordinator.propose(parameters); }).code(), Code::kInvalidArgument);
-    }
-    sum(coordinator, "x", 1);
-  });
-}
-
 TEST_P(CoordinatorTest, ANameInFlightIsRefusedAndTheFirstGoesOn) {
   world_.options.linger = std::chrono::hours(1);
   with_coordinators(world_, [&](int rank, RankParts& parts) {
@@ -267,39 +121,13 @@ TEST_P(CoordinatorTest, ANameInFlightIsRefusedAndTheFirstGoesOn) {
     const Handle handle = submit(coordinator, make_request("x", {1}), &value, &value);
     if (rank == 0) {
       float other = 1;
-      const Status status =
-          status_of([&] { submit(coordinator, make_request("x", {1}), &other, &other); });
-      EXPECT_EQ(status.code(), Code::kInvalidArgument);
-      EXPECT_NE(status.message().find("'x' is already in flight"), std::string::npos);
+      expect_error(status_of([&] { submit(coordinator, make_request("x", {1}), &other, &other); }),
+                   Code::kInvalidArgument,
+                   {"'x' is already in flight"});
       barrier(coordinator, "rank 0 has tried");
     }
     finish(coordinator, handle);
     EXPECT_EQ(value, static_cast<float>(size()));
-  });
-}
-
-TEST_P(CoordinatorTest, SeveralThreadsMayWaitForOneHandle) {
-  with_coordinators(world_, [&](int, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
-    for (int i = 0; i < 20; ++i) {
-      float value = 1;
-      const Handle handle = submit(coordinator, make_request("x", {1}), &value, &value);
-      std::atomic<int> finished{0};
-      std::vector<std::thread> threads;
-      for (int t = 0; t < 3; ++t) {
-        threads.emplace_back([&] {
-          const Status status = status_of([&] { coordinator.wait(handle); });
-          EXPECT_TRUE(status.ok()) << status.message();
-          finished.fetch_add(1);
-        });
-      }
-      for (std::thread& thread : threads) {
-        thread.join();
-      }
-      EXPECT_EQ(finished.load(), 3);
-      coordinator.release(handle);
-      EXPECT_EQ(status_of([&] { coordinator.wait(handle); }).code(), Code::kInvalidArgument);
-    }
   });
 }
 
@@ -366,6 +194,55 @@ TEST_P(CoordinatorTest, ManySmallTensorsShareUnitsAndRounds) {
       }
       // Ranks that are half through when the first round comes make it a few more.
       EXPECT_LT(coordinator.stats().units - before, 50U);
+    }
+  });
+}
+
+TEST_P(CoordinatorTest, AGroupCountsAsOneTensor) {
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    std::vector<float> small(3, static_cast<float>(rank + 1));
+    std::vector<double> large(5000, rank + 1.0);  // more than one unit
+    auto operation = coordinator.acquire();
+    operation->request = make_request("g", {3});
+    operation->request.more = {{DataType::kInt32, {0}}, {DataType::kFloat64, {50, 100}}};
+    operation->input = operation->output = small.data();
+    operation->more = {{}, {large.data(), large.data(), {}, {}, {}}};
+    finish(coordinator, coordinator.submit(std::move(operation)));
+    EXPECT_EQ(coordinator.stats().tensors, 1U);
+    EXPECT_EQ(coordinator.stats().data_bytes, 12U + 40000U);
+    EXPECT_EQ(small, std::vector<float>(3, total()));
+    EXPECT_EQ(large, std::vector<double>(5000, total()));
+  });
+}
+
+/// Orthogonal tensors add up, equal ones stay: each tensor of a unit for itself, and whole.
+TEST_P(CoordinatorTest, AdaptiveSumsWeighWholeTensors) {
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    const auto count = static_cast<std::size_t>(size());
+    std::vector<float> orthogonal(count, 0);
+    orthogonal[static_cast<std::size_t>(rank)] = 3;
+    std::vector<double> equal(3000, 2);  // several units, were it cut
+    auto operation = coordinator.acquire();
+    operation->request = make_request("a", {size()});
+    operation->request.op = ReduceOp::kAdasum;
+    operation->request.postscale = 0.5;
+    operation->request.more = {{DataType::kFloat64, {3000}}};
+    operation->input = operation->output = orthogonal.data();
+    operation->more = {{equal.data(), equal.data(), {}, {}, {}}};
+    if ((size() & (size() - 1)) != 0) {
+      expect_error(
+          status_of([&] { coordinator.submit(operation); }), Code::kUnsupported, {"power of two"});
+      sum(coordinator, "x", 1);
+      return;
+    }
+    finish(coordinator, coordinator.submit(std::move(operation)));
+    for (const float value : orthogonal) {
+      EXPECT_FLOAT_EQ(value, 1.5F);
+    }
+    for (const double value : equal) {
+      ASSERT_DOUBLE_EQ(value, 1);
     }
   });
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -63,6 +64,20 @@ struct RankParts {
   std::unique_ptr<Coordinator> coordinator;
 };
 
+/// A suite that runs in several worlds.
+class CoordinatorSuite : public testing::TestWithParam<WorldSetting> {
+ protected:
+  CoordinatorSuite() {
+    world_.size = GetParam().size;
+    world_.transport = GetParam().transport;
+  }
+  int size() const { return world_.size; }
+  /// Of what ranks give that give their number, counted from 1.
+  float total() const { return static_cast<float>(size() * (size() + 1)) / 2; }
+
+  CoordinatorWorld world_;
+};
+
 /// Calls `body(rank, parts)` on a thread per rank. A rank whose body ends leaves in order, whatever
 /// the others still do; one whose body throws ends all.
 void with_coordinators(const CoordinatorWorld& world,
@@ -94,6 +109,14 @@ inline void barrier(Coordinator& coordinator, const std::string& name) {
          submit(coordinator, make_request(name, OpKind::kBarrier, {}), nullptr, nullptr));
 }
 
+/// Joins and returns the last rank that did.
+inline std::int64_t join(Coordinator& coordinator) {
+  const Handle handle = submit(coordinator, make_request("", OpKind::kJoin, {}), nullptr, nullptr);
+  const std::int64_t last = coordinator.wait(handle)->value;
+  coordinator.release(handle);
+  return last;
+}
+
 /// The error of `call`, or Status() if there was none.
 template <class Call>
 Status status_of(Call call) {
@@ -103,6 +126,26 @@ Status status_of(Call call) {
     return error.status();
   }
   return {};
+}
+
+/// That it is this error, with these parts in its text.
+inline void expect_error(const Status& status,
+                         Code code,
+                         const std::vector<std::string>& parts = {}) {
+  EXPECT_EQ(code, status.code()) << status.message();
+  for (const std::string& part : parts) {
+    EXPECT_NE(std::string::npos, status.message().find(part))
+        << "'" << part << "' is not in: " << status.message();
+  }
+}
+
+/// The error with which the job ends. Every rank waits for something of its own.
+inline Status fatal_status(Coordinator& coordinator, const std::string& name) {
+  Status status;
+  while (status.ok()) {
+    status = status_of([&] { sum(coordinator, name, 1); });
+  }
+  return status;
 }
 
 }  // namespace aiacc

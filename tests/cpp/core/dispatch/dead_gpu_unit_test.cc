@@ -12,8 +12,7 @@
 #include "csrc/engines/tcp/tcp_engine.h"
 #include "tests/cpp/support/desertion.h"
 #include "tests/cpp/support/device_deserter.h"
-#include "tests/cpp/support/gpu_ranks.h"
-#include "tests/cpp/support/nccl_world.h"
+#include "tests/cpp/support/submitter.h"
 
 namespace aiacc {
 namespace {
@@ -73,7 +72,7 @@ class DeadGpuUnitTest : public testing::TestWithParam<Watched> {
   void check_that_it_ends_well(Before before) {
     world_.options.unit_timeout_s = 0.2;
     with_coordinators(world_, [&](int rank, RankParts& parts) {
-      GpuRank gpu(gpus_, parts, rank);
+      Submitter gpu(gpus_.cuda, parts, rank);
       before(rank, gpu);
       std::vector<float> data(kDesertedRows, 1);
       gpu.finish(gpu.submit(make_request("x", {kDesertedRows}), data.data(), data.data()));
@@ -100,12 +99,12 @@ TEST_P(DeadGpuUnitTest, ARankThatIssuesLateIsWaitedFor) {
                                  std::this_thread::sleep_for(kLate);  // it opens its GPU
                                });
   };
-  check_that_it_ends_well([](int, GpuRank&) {});
+  check_that_it_ends_well([](int, Submitter&) {});
 }
 
 TEST_P(DeadGpuUnitTest, ARankWhoseGpuComputesIsWaitedFor) {
   world_.gpu = [this](int rank) { return engine_of(rank); };
-  check_that_it_ends_well([this](int rank, GpuRank& gpu) {
+  check_that_it_ends_well([this](int rank, Submitter& gpu) {
     if (rank == kDeserter) {
       gpus_.cuda.enqueue(gpu.stream(), [] { std::this_thread::sleep_for(kLate); });
     }

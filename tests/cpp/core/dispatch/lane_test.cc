@@ -1,13 +1,13 @@
 #include "csrc/core/dispatch/lane.h"
 
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "tests/cpp/support/gate.h"
 
 namespace aiacc {
 namespace {
@@ -28,32 +28,10 @@ void help(Lane& lane) {
   lane.help(done, never());
 }
 
-/// Closed until opened; tells how many have arrived.
-class Gate {
- public:
-  bool pass() {
-    std::unique_lock lock(mutex_);
-    ++arrived_;
-    changed_.notify_all();
-    changed_.wait(lock, [this] { return open_; });
-    return true;
-  }
-  void await(int arrivals) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return arrived_ >= arrivals; });
-  }
-  void open() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int arrived_ = 0;
-  bool open_ = false;
-};
+bool pass(Gate& gate) {
+  gate.pass();
+  return true;
+}
 
 TEST(Lane, RunsUnitsInOrderOneAtATime) {
   std::vector<std::uint64_t> order;  // guarded by the lane itself: never two at once
@@ -99,8 +77,8 @@ TEST(Lane, WithoutNotificationTheCallerRunsIt) {
 }
 
 TEST(Lane, StartGivesWhatIsQueuedToTheWorker) {
-  Gate gate;
-  Lane lane("test", [&](Unit&, PackBuffer&) { return gate.pass(); });
+  Gate gate(false);
+  Lane lane("test", [&](Unit&, PackBuffer&) { return pass(gate); });
   push(lane, unit_of(0), false);
   lane.start();
   gate.await(1);
@@ -109,8 +87,8 @@ TEST(Lane, StartGivesWhatIsQueuedToTheWorker) {
 }
 
 TEST(Lane, HelpReturnsAtOnceWhileAnotherThreadRunsIt) {
-  Gate gate;
-  Lane lane("test", [&](Unit&, PackBuffer&) { return gate.pass(); });
+  Gate gate(false);
+  Lane lane("test", [&](Unit&, PackBuffer&) { return pass(gate); });
   push(lane, unit_of(0), true);
   gate.await(1);
   help(lane);  // would wait for the gate otherwise
@@ -119,7 +97,7 @@ TEST(Lane, HelpReturnsAtOnceWhileAnotherThreadRunsIt) {
 }
 
 TEST(Lane, AUnitPushedWhileAnotherRunsIsNotForgotten) {
-  Gate gate;
+  Gate gate(false);
   std::atomic<int> ran{0};
   Lane lane("test", [&](Unit&, PackBuffer&) {
     gate.pass();
@@ -144,8 +122,7 @@ void help_with_an_endless_queue(Help help_until) {
   const auto self = std::this_thread::get_id();
   std::atomic<int> mine{0};
   std::atomic<bool> stop{false};
-  Gate others;
-  others.open();
+  Gate others(true);
   Lane* refilled = nullptr;
   Lane lane(
       "test",
@@ -189,8 +166,8 @@ TEST(Lane, AHelperLeavesAtItsDeadline) {
 }
 
 TEST(Lane, QuiesceKeepsItsDeadline) {
-  Gate gate;
-  Lane lane("test", [&](Unit&, PackBuffer&) { return gate.pass(); });
+  Gate gate(false);
+  Lane lane("test", [&](Unit&, PackBuffer&) { return pass(gate); });
   EXPECT_TRUE(lane.quiesce(never())) << "an empty lane is idle";
   push(lane, unit_of(0), false);
   EXPECT_FALSE(lane.quiesce(Clock::now()));

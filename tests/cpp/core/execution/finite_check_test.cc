@@ -13,8 +13,8 @@
 
 #include "csrc/base/log.h"
 #include "csrc/core/coordinator.h"
-#include "tests/cpp/support/gpu_ranks.h"
 #include "tests/cpp/support/ranks.h"
+#include "tests/cpp/support/submitter.h"
 
 namespace aiacc {
 namespace {
@@ -57,7 +57,6 @@ TEST(FiniteModeFrom, NamesAndOtherWords) {
   EXPECT_EQ(Code::kInvalidArgument, status_of([] { finite_mode_from("on"); }).code());
 }
 
-enum class Place { kHost, kStaged, kNccl };
 enum class Layout { kAlone, kPacked, kScattered };
 
 /// What rank 1 gives.
@@ -113,7 +112,7 @@ class FiniteCheckTest : public testing::TestWithParam<Setting> {
   struct Step {
     std::vector<Request> requests;
     std::vector<std::vector<std::byte>> memory;
-    std::vector<Handle> handles;
+    std::vector<std::vector<std::byte>> outputs;
   };
 
   Step make_step(bool bad) const {
@@ -142,79 +141,48 @@ class FiniteCheckTest : public testing::TestWithParam<Setting> {
                     size);
       }
       step.requests.push_back(std::move(request));
+      step.outputs.emplace_back(data.size());
       step.memory.push_back(std::move(data));
     }
     return step;
   }
 
   /// Submits a step and waits for it; what the wait has thrown. Reduce-scatter writes its part to
-  /// the beginning of its input: nobody needs that.
-  Status run(RankParts& parts, GpuRank* gpu, Step& step) {
+  /// the beginning of its output.
+  Status run(RankParts& parts, Submitter& submitter, Step& step) {
     return status_of([&] {
-      step.handles.clear();
+      std::vector<Handle> handles;
       for (std::size_t i = 0; i < step.requests.size(); ++i) {
-        Request request = step.requests[i];
-        void* in = step.memory[i].data();
-        std::byte* out =
-            request.kind == OpKind::kReducescatter ? scattered(request) : step.memory[i].data();
-        if (gpu != nullptr) {
-          step.handles.push_back(gpu->submit(request, in, out));
-          continue;
-        }
-        request.device = GetParam().place == Place::kStaged ? 0 : -1;
-        step.handles.push_back(submit(*parts.coordinator, request, in, out));
+        const bool scatters = step.requests[i].kind == OpKind::kReducescatter;
+        std::vector<std::byte>& out = scatters ? step.outputs[i] : step.memory[i];
+        handles.push_back(submitter.submit(step.requests[i], step.memory[i].data(), out.data()));
       }
       parts.coordinator->flush();
-      for (const Handle handle : step.handles) {
-        if (gpu != nullptr) {
-          gpu->finish(handle);
-        } else {
-          finish(*parts.coordinator, handle);
-        }
+      for (const Handle handle : handles) {
+        submitter.finish(handle);
       }
-      gpus_.cuda.drain();  // results of staged units, before their memory goes
     });
   }
 
-  /// `body(rank, parts, gpu)`; `gpu` is null where there is none.
   template <class Body>
   void with_ranks(FiniteMode mode, Body body) {
     CoordinatorWorld world;
-    world.size = kSize;
     world.options.check_finite = mode;
     world.options.peer_timeout_s = 0.5;  // how often it looks follows from that
-    if (GetParam().place == Place::kNccl) {
-      with_gpus(gpus_, world, 2, [&](int rank, RankParts& parts, GpuRank& gpu) {
-        body(rank, parts, &gpu);
-      });
-      return;
-    }
-    if (GetParam().place == Place::kStaged) {
-      world.options.staging = [this]() -> const CudaDriver& { return gpus_.cuda.driver(); };
-    }
-    with_coordinators(world, [&](int rank, RankParts& parts) { body(rank, parts, nullptr); });
-    EXPECT_EQ(0, gpus_.cuda.misuses());
-  }
-
-  std::byte* scattered(const Request& request) {
-    const std::lock_guard lock(mutex_);
-    outputs_.push_back(std::make_unique<std::vector<std::byte>>(request.bytes()));
-    return outputs_.back()->data();
+    with_submitters(gpus_, GetParam().place, world, 2, body);
   }
 
   NcclWorld gpus_{kSize};
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<std::vector<std::byte>>> outputs_;
 };
 
 TEST_P(FiniteCheckTest, RaisesOnEveryRankWithoutAnotherCall) {
   std::atomic<int> failed{0};
-  with_ranks(FiniteMode::kRaise, [&](int rank, RankParts& parts, GpuRank* gpu) {
+  with_ranks(FiniteMode::kRaise, [&](int rank, RankParts& parts, Submitter& gpu) {
     Step good = make_step(false);
     EXPECT_TRUE(run(parts, gpu, good).ok());
     Step bad = make_step(rank == 1);
     Status status = run(parts, gpu, bad);
-    if (gpu != nullptr) {                       // it was queued; the GPU finds out
+    if (GetParam().place == Place::kNccl) {     // it was queued; the GPU finds out
       while (gpus_.nccl.communicators() > 0) {  // until they are aborted
         std::this_thread::yield();
       }
@@ -226,16 +194,14 @@ TEST_P(FiniteCheckTest, RaisesOnEveryRankWithoutAnotherCall) {
     for (status = {}; status.ok();) {
       status = status_of([&] { sum(*parts.coordinator, "later", value); });
     }
-    EXPECT_EQ(Code::kNotFinite, status.code());
-    EXPECT_TRUE(contains(status.message(), "'b': " + std::string("rank 1 gave")))
-        << status.message();
-    EXPECT_TRUE(contains(status.message(), GetParam().trouble.text)) << status.message();
+    expect_error(
+        status, Code::kNotFinite, {"'b': " + std::string("rank 1 gave"), GetParam().trouble.text});
   });
 }
 
 TEST_P(FiniteCheckTest, WarnsOfATensorOnceAndGoesOn) {
   testing::internal::CaptureStderr();
-  with_ranks(FiniteMode::kWarn, [&](int rank, RankParts& parts, GpuRank* gpu) {
+  with_ranks(FiniteMode::kWarn, [&](int rank, RankParts& parts, Submitter& gpu) {
     configure_log(LogLevel::kWarning, -1);
     for (int i = 0; i < 5; ++i) {
       Step step = make_step(rank == 1);
@@ -250,7 +216,7 @@ TEST_P(FiniteCheckTest, WarnsOfATensorOnceAndGoesOn) {
 
 TEST_P(FiniteCheckTest, SaysNothingOfFiniteNumbers) {
   testing::internal::CaptureStderr();
-  with_ranks(FiniteMode::kRaise, [&](int, RankParts& parts, GpuRank* gpu) {
+  with_ranks(FiniteMode::kRaise, [&](int, RankParts& parts, Submitter& gpu) {
     configure_log(LogLevel::kWarning, -1);
     for (int i = 0; i < 5; ++i) {
       Step step = make_step(false);
@@ -298,7 +264,7 @@ TEST(FiniteCheckOnGpus, ManyTensorsAndManyUnits) {
   NcclWorld gpus(1);
   CoordinatorWorld world;
   world.options.check_finite = FiniteMode::kWarn;
-  with_gpus(gpus, world, 2, [&](int, RankParts&, GpuRank& gpu) {
+  with_gpus(gpus, world, 2, [&](int, RankParts&, Submitter& gpu) {
     configure_log(LogLevel::kWarning, -1);
     std::vector<float> small(300, 1.0F);
     std::vector<float> large(1024 * 100, 1.0F);

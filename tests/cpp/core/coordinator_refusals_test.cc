@@ -1,0 +1,245 @@
+// What a coordinator refuses where it is called: nothing is submitted, and the job goes on.
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/core/coordinator.h"
+#include "csrc/engines/coding.h"
+#include "tests/cpp/support/submitter.h"
+
+namespace aiacc {
+namespace {
+
+/// What is changed of an all-reduce of "x", and the error.
+struct Refusal {
+  std::string text;
+  std::function<void(Request&)> change;
+  Code code = Code::kInvalidArgument;
+};
+
+/// Of 3 ranks.
+const std::vector<Refusal>& refusals() {
+  static const std::vector<Refusal> all = {
+      {"a name of 65537 bytes", [](Request& r) { r.name = std::string(kMaxNameBytes + 1, 'x'); }},
+      {"65 dimensions", [](Request& r) { r.shape.assign(kMaxDimensions + 1, 1); }},
+      {"'x': a 0-dimensional tensor",
+       [](Request& r) {
+         r.kind = OpKind::kAllgather;
+         r.shape.clear();
+       }},
+      {"'x': a 0-dimensional tensor",
+       [](Request& r) {
+         r.kind = OpKind::kAllgather;
+         r.more = {{DataType::kFloat32, {}}};
+       }},
+      {"'x': a 0-dimensional tensor",
+       [](Request& r) {
+         r.kind = OpKind::kReducescatter;
+         r.shape.clear();
+       }},
+      {"'x': root_rank 3 (expected 0..2)",
+       [](Request& r) {
+         r.kind = OpKind::kBroadcast;
+         r.root = 3;
+       }},
+      {"[submit] an unnamed broadcast: root_rank",
+       [](Request& r) {
+         r.name.clear();
+         r.kind = OpKind::kBroadcast;
+         r.root = 3;
+       }},
+      {"'x': op=Min",
+       [](Request& r) {
+         r.kind = OpKind::kReducescatter;
+         r.op = ReduceOp::kMin;
+       }},
+      {"'x': 4 splits (expected one per rank, 3)",
+       [](Request& r) {
+         r.kind = OpKind::kAlltoall;
+         r.numbers = {0, 0, 0, 0};
+       }},
+      {"'x': splits [-1, 0, 0] (expected no negative one)",
+       [](Request& r) {
+         r.kind = OpKind::kAlltoall;
+         r.numbers = {-1, 0, 0};
+       }},
+      {"'x': splits [0, 0, 2] (expected a sum of at most 1",
+       [](Request& r) {
+         r.kind = OpKind::kAlltoall;
+         r.numbers = {0, 0, 2};
+       }},
+      {"op=Adasum of int32",
+       [](Request& r) {
+         r.op = ReduceOp::kAdasum;
+         r.dtype = DataType::kInt32;
+       }},
+      {"op=Adasum over 3 ranks (expected a power of two)",
+       [](Request& r) { r.op = ReduceOp::kAdasum; },
+       Code::kUnsupported},
+      {"wire format float8_e5m2 in host memory",
+       [](Request& r) { r.wire = WireFormat::kFloat8E5M2; }},
+      {"wire format float8_e4m3 in host memory (expected float16",
+       [](Request& r) { r.wire = WireFormat::kFloat8E4M3; }},
+      {"process set 1 is not registered", [](Request& r) { r.process_set = 1; }}};
+  return all;
+}
+
+/// Of a format that is narrower than float32.
+std::vector<Refusal> refusals_of(const Coding& coding) {
+  const std::string name = std::string("wire format ") + name_of(coding.format);
+  std::vector<Refusal> all = {
+      {name + " (expected an all-reduce, and not Adasum)",
+       [](Request& r) { r.op = ReduceOp::kAdasum; }},
+      {name + " (expected an all-reduce", [](Request& r) { r.kind = OpKind::kReducescatter; }},
+      {name + " for float64 (expected float32)", [](Request& r) { r.dtype = DataType::kFloat64; }},
+      {name + " for int32 (expected float32)",
+       [](Request& r) { r.more = {{DataType::kInt32, {1}}}; }}};
+  for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+    if (is_coded(coding.format)) {
+      all.push_back({name + " with op=" + name_of(op) + " (expected Sum or Average)",
+                     [op](Request& r) { r.op = op; }});
+    }
+  }
+  return all;
+}
+
+void expect_refusals(Coordinator& coordinator,
+                     const std::vector<Refusal>& all,
+                     const Coding& coding = {WireFormat::kTensor, 0}) {
+  for (const Refusal& refusal : all) {
+    Request request = make_request("x", {1});
+    request.wire = coding.format;
+    request.wire_detail = coding.detail;
+    refusal.change(request);
+    float value = 1;
+    expect_error(status_of([&] { submit(coordinator, request, &value, &value); }),
+                 refusal.code,
+                 {refusal.text});
+  }
+}
+
+TEST(CoordinatorRefusals, RequestsThatCannotBe) {
+  CoordinatorWorld world;
+  world.size = 3;
+  with_coordinators(world, [](int, RankParts& parts) {
+    expect_refusals(*parts.coordinator, refusals());
+    sum(*parts.coordinator, "x", 1);
+  });
+}
+
+TEST(CoordinatorRefusals, WireFormatsOfTheWrongTensors) {
+  CoordinatorWorld world;
+  world.size = 1;
+  with_coordinators(world, [](int, RankParts& parts) {
+    for (const Coding& coding : {Coding{WireFormat::kBFloat16, 0},
+                                 Coding{WireFormat::kInt8Blocks, 128},
+                                 Coding{WireFormat::kInt4Blocks, 256},
+                                 Coding{WireFormat::kFloat8Blocks, 256},
+                                 Coding{WireFormat::kLargest, 100'000 + Coding::kExact}}) {
+      expect_refusals(*parts.coordinator, refusals_of(coding), coding);
+    }
+    const std::pair<Coding, const char*> numbers[] = {
+        {{WireFormat::kInt8Blocks, 200}, "200"},
+        {{WireFormat::kInt4Blocks, 0}, "int4_blocks: "},
+        {{WireFormat::kLargest, 0}, "density of 0 millionths"},
+        {{WireFormat::kRandom, 0}, "random: density of 0 mill"},
+        {{WireFormat::kLargest, 200'000}, "density of 200000 millionths (expected 1 to 100000)"},
+        {{WireFormat::kTensor, 7}, "number 7 (expected none)"},
+        {{WireFormat::kBFloat16, 7}, "number 7 (expected none)"}};
+    for (const auto& [coding, text] : numbers) {
+      expect_refusals(*parts.coordinator, {{text, [](Request&) {}}}, coding);
+    }
+  });
+}
+
+TEST(CoordinatorRefusals, ParametersThatCannotBe) {
+  with_coordinators({}, [](int, RankParts& parts) {
+    for (const Parameters& parameters : {Parameters{0, 0, 1}, {0, 1, 0}, {0, 1, 3}}) {
+      expect_error(status_of([&] { parts.coordinator->propose(parameters); }),
+                   Code::kInvalidArgument);
+    }
+    sum(*parts.coordinator, "x", 1);
+  });
+}
+
+TEST(CoordinatorRefusals, ProcessSetsAndWhoIsNotInThem) {
+  CoordinatorWorld world;
+  world.size = 3;
+  with_coordinators(world, [](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    const auto refused = [](const auto& call, const std::vector<std::string>& parts_of_text) {
+      expect_error(status_of(call), Code::kInvalidArgument, parts_of_text);
+    };
+    const std::uint32_t id = coordinator.add_process_set({1, 2});
+    Request request = make_request("x", {1});
+    request.process_set = id;
+    float value = 1;
+    if (rank == 0) {
+      refused([&] { submit(coordinator, request, &value, &value); },
+              {"rank 0", "process set " + std::to_string(id)});
+    } else {
+      request.kind = OpKind::kBroadcast;  // its root is a global rank
+      refused([&] { submit(coordinator, request, &value, &value); }, {"root_rank 0"});
+    }
+    for (const std::vector<int>& ranks : {std::vector<int>{}, {-1}, {0, 3}, {1, 1}}) {
+      refused([&] { coordinator.add_process_set(ranks); }, {});
+    }
+    refused([&] { coordinator.add_process_set({2, 1}); }, {"process set " + std::to_string(id)});
+    const int other = (rank + 1) % 3;
+    refused(
+        [&] { coordinator.form_process_set("a", {other}); },
+        {"'a' of ranks [" + std::to_string(other) + "], formed by rank " + std::to_string(rank)});
+    refused([&] { coordinator.form_process_set("", {rank}); }, {"expected a name"});
+    refused([&] { coordinator.form_process_set("a", {rank, 3}); }, {"a rank that does not exist"});
+    refused([&] { coordinator.leave_process_set(77); }, {"77 is not registered"});
+    refused([&] { coordinator.leave_process_set(0); }, {"the set of all ranks"});
+    sum(coordinator, "x", 1);
+  });
+}
+
+TEST(CoordinatorRefusals, TensorsOnGpus) {
+  NcclWorld gpus(1);
+  with_gpus(gpus, {}, 1, [&](int, RankParts& parts, Submitter& gpu) {
+    float value = 1;
+    const Request plain = make_request("x", {1});
+    const auto expect_refusal = [&](const Refusal& refusal) {
+      auto operation = gpu.operation(plain, &value, &value);
+      refusal.change(operation->request);
+      expect_error(
+          status_of([&] { parts.coordinator->submit(operation); }), refusal.code, {refusal.text});
+    };
+    expect_refusal({"Adasum", [](Request& r) { r.op = ReduceOp::kAdasum; }, Code::kUnsupported});
+    expect_refusal(
+        {"int16 (expected", [](Request& r) { r.dtype = DataType::kInt16; }, Code::kUnsupported});
+    expect_refusal({"bfloat16 for float64 (expected float32)", [](Request& r) {
+                      r.wire = WireFormat::kBFloat16;
+                      r.dtype = DataType::kFloat64;
+                    }});
+    expect_refusal(
+        {"wire format random (expected blocks, the largest elements, or a format of 8 "
+         "to 32 bits); use mstopk, or set AIACC_GPU_ENGINE=staged for it",
+         [](Request& r) {
+           r.wire = WireFormat::kRandom;
+           r.wire_detail = 10'000;
+         },
+         Code::kUnsupported});
+    expect_refusal({"device 1 (expected 0..0", [](Request& r) { r.device = 1; }});
+    const Handle handle = gpu.submit(plain, &value, &value);
+    const auto operation = parts.coordinator->wait(handle);
+    gpus.cuda.set_capturing(gpu.stream(), true);
+    expect_refusal({"torch.cuda.graph", [](Request&) {}, Code::kUnsupported});
+    expect_error(
+        status_of([&] { parts.coordinator->device_path().order_after(*operation, gpu.stream()); }),
+        Code::kUnsupported);
+    gpus.cuda.set_capturing(gpu.stream(), false);
+    gpu.finish(handle);
+    EXPECT_EQ(1, value);
+  });
+}
+
+}  // namespace
+}  // namespace aiacc
