@@ -15,9 +15,7 @@
 #include "csrc/core/coordinator.h"
 #include "csrc/engines/hierarchical/hierarchical_engine.h"
 #include "csrc/engines/shm/shm_engine.h"
-#include "tests/cpp/support/coordinators.h"
-#include "tests/cpp/support/fakes/fake_cuda.h"
-#include "tests/cpp/support/ranks.h"
+#include "tests/cpp/core/execution/gpu/staging_suite.h"
 
 namespace aiacc {
 namespace {
@@ -26,65 +24,17 @@ constexpr std::size_t kUnit = std::size_t{512} << 10;
 /// Floats of a unit that goes through the slots.
 constexpr std::int64_t kLarge = kUnit / sizeof(float);
 
-/// Coordinators of one host that share memory and stage tensors on GPU 0, over a driver in
-/// software.
-class StagingSlotsTest : public testing::TestWithParam<int> {
+/// Coordinators of one host that share memory and stage tensors.
+class StagingSlotsTest : public StagingSuite {
  protected:
   StagingSlotsTest() {
-    world_.size = GetParam();
-    world_.transport = Transport::kTcp;
     world_.options.parameters.unit_bytes = kUnit;
-    world_.options.staging = [this]() -> const CudaDriver& { return cuda_.driver(); };
     world_.make_engine = [](int, EngineContext* context, const std::shared_ptr<FakeHub>&) {
       return std::make_unique<ShmEngine>(*context);
     };
   }
-  ~StagingSlotsTest() override {
-    EXPECT_EQ(cuda_.misuses(), 0);
-    EXPECT_EQ(cuda_.registered(), 0U);
-  }
-
-  int size() const { return world_.size; }
-
-  /// In host memory (device -1) or on the device.
-  template <class T>
-  std::vector<T> reduced(Coordinator& coordinator,
-                         Request request,
-                         const std::vector<T>& input,
-                         int device) {
-    request.device = device;
-    request.name += device < 0 ? ".host" : ".gpu";
-    std::vector<T> output(input.size());
-    const Handle handle = submit(coordinator, request, input.data(), output.data());
-    const auto operation = coordinator.wait(handle);
-    if (device >= 0) {
-      coordinator.device_path().order_after(*operation, nullptr);
-      cuda_.drain();
-    }
-    coordinator.release(handle);
-    return output;
-  }
-
-  /// The same in both places.
-  template <class T>
-  void check(Coordinator& coordinator, const Request& request, const std::vector<T>& input) {
-    const auto expected = reduced(coordinator, request, input, -1);
-    EXPECT_EQ(reduced(coordinator, request, input, 0), expected) << request.name;
-  }
-
-  FakeCuda cuda_;
-  CoordinatorWorld world_;
+  ~StagingSlotsTest() override { EXPECT_EQ(cuda_.registered(), 0U); }
 };
-
-/// Numbers whose sums are not exact: what is added in another order has other last bits.
-template <class T>
-std::vector<T> numbers(std::int64_t count, int rank) {
-  std::mt19937 random(static_cast<unsigned>(rank + 1));
-  std::uniform_real_distribution<T> distribution(-1, 1);
-  std::vector<T> numbers(static_cast<std::size_t>(count));
-  std::generate(numbers.begin(), numbers.end(), [&] { return distribution(random); });
-  return numbers;
-}
 
 Request sum_of(const std::string& name, std::int64_t count) {
   Request request = make_request(name, {count});
@@ -99,36 +49,34 @@ TEST_P(StagingSlotsTest, NothingIsCoded) {
     for (const WireFormat wire : {WireFormat::kInt8Blocks, WireFormat::kLargest}) {
       for (const std::int64_t count : {std::int64_t{1000}, kLarge}) {
         Request request = make_request("x" + std::to_string(count) + name_of(wire), {count});
-        const std::vector<float> input = numbers<float>(count, rank);
-        const auto expected = reduced(*parts.coordinator, request, input, -1);
+        const auto expected = result_of(*parts.coordinator, request, rank, -1);
         request.wire = wire;
         request.wire_detail = 512;
-        EXPECT_EQ(reduced(*parts.coordinator, request, input, 0), expected);
+        EXPECT_EQ(result_of(*parts.coordinator, request, rank, 0), expected);
       }
     }
   });
 }
 
 TEST_P(StagingSlotsTest, ResultsAreThoseOfHostMemoryWithoutABuffer) {
+  std::atomic<std::size_t> bytes{0};  // of all ranks
   with_coordinators(world_, [&](int rank, RankParts& parts) {
     int number = 0;
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMax}) {
       for (const std::int64_t count : {kLarge - 1, kLarge, 3 * kLarge + 1, 10 * kLarge - 7}) {
         Request request = sum_of("r" + std::to_string(number++), count);
         request.op = op;
-        check(*parts.coordinator, request, numbers<float>(count, rank));
-        request.dtype = DataType::kFloat64;
-        check(*parts.coordinator, request, numbers<double>(count, rank));
+        for (const DataType dtype : {DataType::kFloat32, DataType::kFloat64}) {
+          request.dtype = dtype;
+          bytes += request.bytes();
+          expect_bits_of_host(*parts.coordinator, request, rank);
+        }
       }
     }
     barrier(*parts.coordinator, "end");
   });
-  std::size_t bytes = 0;
-  for (const std::int64_t count : {kLarge - 1, kLarge, 3 * kLarge + 1, 10 * kLarge - 7}) {
-    bytes += 3 * (sizeof(float) + sizeof(double)) * static_cast<std::size_t>(count);
-  }
   EXPECT_EQ(cuda_.copied_by_pinned(), 0U);
-  EXPECT_EQ(cuda_.copied_by_registered(), 2 * bytes * static_cast<std::size_t>(size()));
+  EXPECT_EQ(cuda_.copied_by_registered(), 2 * bytes);
 }
 
 TEST_P(StagingSlotsTest, ARankWithoutPinnedSlotsWorksBesideOthers) {
@@ -136,9 +84,8 @@ TEST_P(StagingSlotsTest, ARankWithoutPinnedSlotsWorksBesideOthers) {
   std::size_t bytes = 0;
   with_coordinators(world_, [&](int rank, RankParts& parts) {
     for (int step = 0; step < 4; ++step) {
-      check(*parts.coordinator,
-            sum_of("x" + std::to_string(step), 3 * kLarge + step),
-            numbers<float>(3 * kLarge + step, rank));
+      expect_bits_of_host(
+          *parts.coordinator, sum_of("x" + std::to_string(step), 3 * kLarge + step), rank);
     }
     barrier(*parts.coordinator, "end");
     EXPECT_EQ(cuda_.registered(), static_cast<std::size_t>(size() - 1));
@@ -197,11 +144,14 @@ TEST_P(StagingSlotsTest, ARankThatHasJoinedGivesZeros) {
   with_coordinators(world_, [&](int rank, RankParts& parts) {
     Coordinator& coordinator = *parts.coordinator;
     if (rank > 0) {
-      const std::vector<float> ones(3 * kLarge, 1);
-      EXPECT_EQ(reduced(coordinator, make_request("x", {3 * kLarge}), ones, 0),
-                std::vector<float>(3 * kLarge, static_cast<float>(size() - 1)));
+      std::vector<float> values(3 * kLarge, 1);
+      Request request = make_request("x", {3 * kLarge});
+      request.device = 0;
+      finish(coordinator, submit(coordinator, request, values.data(), values.data()));
+      cuda_.drain();
+      EXPECT_EQ(std::vector<float>(3 * kLarge, static_cast<float>(size() - 1)), values);
     }
-    finish(coordinator, submit(coordinator, make_request("", OpKind::kJoin, {}), nullptr, nullptr));
+    join(coordinator);
   });
   EXPECT_EQ(cuda_.copied_by_pinned(), 0U);
 }
@@ -209,7 +159,7 @@ TEST_P(StagingSlotsTest, ARankThatHasJoinedGivesZeros) {
 TEST_P(StagingSlotsTest, OtherUnitsGoThroughBuffers) {
   world_.options.check_finite = FiniteMode::kWarn;
   with_coordinators(world_, [&](int rank, RankParts& parts) {
-    check(*parts.coordinator, sum_of("looked at", kLarge), numbers<float>(kLarge, rank));
+    expect_bits_of_host(*parts.coordinator, sum_of("looked at", kLarge), rank);
   });
   world_.options.check_finite = FiniteMode::kOff;
   with_coordinators(world_, [&](int rank, RankParts& parts) {
@@ -217,12 +167,20 @@ TEST_P(StagingSlotsTest, OtherUnitsGoThroughBuffers) {
     request.wire = WireFormat::kFloat16;
     request.prescale = 0.5;
     // What 16 bits can hold: in host memory nothing is rounded.
-    check(*parts.coordinator, request, std::vector<float>(kLarge, static_cast<float>(rank + 1)));
-    check(*parts.coordinator, sum_of("small", 1000), numbers<float>(1000, rank));
+    std::vector<std::vector<float>> both(2, std::vector<float>(kLarge, static_cast<float>(rank)));
+    for (const int device : {-1, 0}) {
+      request.device = device;
+      float* values = both[static_cast<std::size_t>(-device)].data();
+      finish(*parts.coordinator, submit(*parts.coordinator, request, values, values));
+    }
+    cuda_.drain();
+    EXPECT_EQ(both[1], both[0]);
+    request.device = -1;
+    expect_bits_of_host(*parts.coordinator, sum_of("small", 1000), rank);
     if (size() == 2) {
       request = make_request("adasum", {kLarge});
       request.op = ReduceOp::kAdasum;
-      check(*parts.coordinator, request, numbers<float>(kLarge, rank));
+      expect_bits_of_host(*parts.coordinator, request, rank);
     }
   });
   EXPECT_EQ(cuda_.copied_by_registered(), 0U);
@@ -242,7 +200,7 @@ TEST_P(StagingSlotsTest, ProcessSetsHaveTheirOwn) {
       Request request = sum_of("x" + std::to_string(round), 2 * kLarge);
       request.process_set = coordinator.add_process_set(members);
       if (rank + 1 < size()) {
-        check(coordinator, request, numbers<float>(2 * kLarge, rank));
+        expect_bits_of_host(coordinator, request, rank);
       }
       EXPECT_TRUE(coordinator.remove_process_set(request.process_set));
       barrier(coordinator, "removed");
@@ -254,40 +212,18 @@ TEST_P(StagingSlotsTest, ProcessSetsHaveTheirOwn) {
 }
 
 TEST_P(StagingSlotsTest, ASteadyStateMakesNoSynchronisingCall) {
-  std::atomic<int> after_warm_up{0};
-  with_coordinators(world_, [&](int rank, RankParts& parts) {
-    for (int step = 0; step < 12; ++step) {
-      reduced(*parts.coordinator,
-              make_request("steady", {3 * kLarge}),
-              numbers<float>(3 * kLarge, rank),
-              0);
-      if (step == 5 && rank == 0) {
-        after_warm_up = cuda_.synchronising_calls();
-      }
-      sum(*parts.coordinator, "step", 1);  // nobody is ahead of rank 0
-    }
-    if (rank == 0) {
-      EXPECT_EQ(cuda_.synchronising_calls(), after_warm_up);
-    }
-    sum(*parts.coordinator, "end", 1);
+  check_steady_state([&](Coordinator& coordinator, int rank) {
+    result_of(coordinator, make_request("steady", {3 * kLarge}), rank, 0);
   });
 }
 
-TEST_P(StagingSlotsTest, ABrokenDeviceIsAnErrorAndNoHang) {
-  std::atomic<int> here{0};
-  with_coordinators(world_, [&](int rank, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
-    const auto input = numbers<float>(5 * kLarge, rank);
-    check(coordinator, sum_of("before", 5 * kLarge), input);
-    sum(coordinator, "everybody is here", 1);
-    await_all(here, GetParam());  // the first would end the sum of the others
-    cuda_.break_with(700);
-    EXPECT_FALSE(
-        status_of([&] { reduced(coordinator, sum_of("after", 5 * kLarge), input, 0); }).ok());
-  });
-}
+TEST_P(StagingSlotsTest, ABrokenDeviceIsAnErrorAndNoHang) { check_broken_device(5 * kLarge); }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, StagingSlotsTest, testing::Values(2, 3));
+INSTANTIATE_TEST_SUITE_P(Worlds,
+                         StagingSlotsTest,
+                         testing::Values(WorldSetting{2, Transport::kTcp},
+                                         WorldSetting{3, Transport::kTcp}),
+                         setting_name);
 
 /// What `auto` takes on one host.
 TEST(StagingSlots, HierarchicalOnOneHostSharesThem) {
