@@ -12,6 +12,7 @@
 #include "csrc/control/control_plane.h"
 #include "csrc/core/coordinator.h"
 #include "csrc/engines/engine.h"
+#include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/fakes/fake_engine.h"
 #include "tests/cpp/support/requests.h"
 
@@ -115,28 +116,6 @@ inline std::int64_t join(Coordinator& coordinator) {
   const std::int64_t last = coordinator.wait(handle)->value;
   coordinator.release(handle);
   return last;
-}
-
-/// The error of `call`, or Status() if there was none.
-template <class Call>
-Status status_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.status();
-  }
-  return {};
-}
-
-/// That it is this error, with these parts in its text.
-inline void expect_error(const Status& status,
-                         Code code,
-                         const std::vector<std::string>& parts = {}) {
-  EXPECT_EQ(code, status.code()) << status.message();
-  for (const std::string& part : parts) {
-    EXPECT_NE(std::string::npos, status.message().find(part))
-        << "'" << part << "' is not in: " << status.message();
-  }
 }
 
 /// The error with which the job ends. Every rank waits for something of its own.

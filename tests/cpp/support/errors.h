@@ -1,0 +1,63 @@
+#pragma once
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/error.h"
+
+namespace aiacc {
+
+/// The error of `call`, or Status() if there was none.
+template <class Call>
+Status status_of(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.status();
+  }
+  return {};
+}
+
+/// That it is this error, with these parts in its text.
+inline void expect_error(const Status& status,
+                         Code code,
+                         const std::vector<std::string>& parts = {}) {
+  EXPECT_EQ(code, status.code()) << status.message();
+  for (const std::string& part : parts) {
+    EXPECT_NE(std::string::npos, status.message().find(part))
+        << "'" << part << "' is not in: " << status.message();
+  }
+}
+
+/// A call in a thread of its own, which waits for somebody who never comes; the constructor returns
+/// when it has begun.
+class BlockedCall {
+ public:
+  template <class Call>
+  explicit BlockedCall(Call call)
+      : thread_([this, call] {
+          begun_ = true;
+          seen_ = status_of(call);
+        }) {
+    while (!begun_) {
+      std::this_thread::yield();
+    }
+  }
+
+  /// The error with which it has ended.
+  Status join() {
+    thread_.join();
+    return seen_;
+  }
+
+ private:
+  std::atomic<bool> begun_{false};
+  Status seen_;
+  std::thread thread_;  ///< the last: it uses the others
+};
+
+}  // namespace aiacc
