@@ -9,8 +9,7 @@ import tensorflow as tf
 
 import aiacc.tensorflow as hvd
 import aiacc.tensorflow.keras as hvd_keras
-from tests.parallel.tensorflow.test_ops import ENV, SIZE, TIMEOUT_S
-from tests.support.ranks import run_ranks
+from tests.support.keras_training import DENSE, in_tensorflow, is_same, new
 from tests.unit.tensorflow.test_optimizer_arguments import TELLS
 
 pytestmark = pytest.mark.skipif(not TELLS, reason="Keras tells nothing of it before 3.10")
@@ -18,10 +17,6 @@ pytestmark = pytest.mark.skipif(not TELLS, reason="Keras tells nothing of it bef
 #: Of each step that of rank 0 and that of rank 1: the second and the fourth are to be skipped.
 GRADIENTS = [(1.0, 5.0), (2.0, np.inf), (4.0, 8.0), (np.nan, 1.0), (1.0, 1.0), (3.0, 1.0)]
 LSO = keras.optimizers.LossScaleOptimizer
-
-
-def _run(function, *args):
-    return run_ranks(SIZE, function, *args, timeout=TIMEOUT_S, env=ENV)
 
 
 def _around(optimizer, **options):
@@ -47,8 +42,8 @@ def _steps(optimizer, compiled):
     return values
 
 
-def _orders():
-    hvd.init()
+@in_tensorflow
+def test_both_orders_skip_a_step_on_all_ranks():
     # Without momentum every step counts as its gradients do: 3, -, 6, -, 1, 2.
     expected = np.array([0.7, 0.7, 0.1, 0.1, 0.0, -0.2])
     for compiled in (False, True):
@@ -69,8 +64,7 @@ def _orders():
             )
             assert around == inside
             assert len(set(around)) > 1
-            everyones = hvd.allgather([around]).numpy()
-            np.testing.assert_array_equal(everyones[0], everyones[1])
+            assert is_same(around)
 
     # The optimizer inside may also be used by itself.
     inner = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
@@ -78,11 +72,6 @@ def _orders():
     variable = keras.Variable([1.0])
     inner.apply([tf.constant([2.0 * hvd.rank()])], [variable])
     assert variable.numpy() == pytest.approx(0.9)
-    hvd.shutdown()
-
-
-def test_both_orders_skip_a_step_on_all_ranks():
-    _run(_orders)
 
 
 def _step_of(optimizer, variables, compiled):
@@ -92,8 +81,8 @@ def _step_of(optimizer, variables, compiled):
     return tf.function(apply) if compiled else apply
 
 
-def _local_variables():
-    hvd.init()
+@in_tensorflow
+def test_gradients_of_local_variables_count_for_all_ranks():
     for order in (_around, _inside):
         for compiled in (False, True):
             optimizer = order(keras.optimizers.SGD(0.1), scale_local_gradients=False)
@@ -107,28 +96,16 @@ def _local_variables():
             assert optimizer.dynamic_scale.numpy() == 2.0
             assert local.numpy() == pytest.approx(1 - 0.1 * (hvd.rank() + 1))
             assert shared.numpy() == pytest.approx(1 - 0.1 * 1.5)
-    hvd.shutdown()
 
 
-def test_gradients_of_local_variables_count_for_all_ranks():
-    _run(_local_variables)
-
-
-def _model():
-    keras.utils.set_random_seed(1)
-    layers = [keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(2, dtype="float32")]
-    return keras.Sequential([keras.Input((3,)), *layers])
-
-
-def _fit(folder):
-    hvd.init()
+@in_tensorflow
+def test_mixed_precision_under_fit(tmp_path):
     rank = hvd.rank()
     keras.mixed_precision.set_global_policy("mixed_float16")
-    random = np.random.default_rng(rank)
-    inputs, targets = random.normal(size=(16, 3)), random.normal(size=(16, 2))
+    inputs, targets = (part.reshape(16, -1) for part in DENSE.data(rank))
 
     def fit(optimizer):
-        model = _model()
+        model = new(DENSE)
         model.compile(optimizer, "mse")
         assert isinstance(model.optimizer, LSO)
         model.fit(inputs, targets, batch_size=4, shuffle=False, verbose=0)
@@ -144,24 +121,18 @@ def _fit(folder):
     assert int(by_keras.optimizer.iterations) == 8
     for ours, theirs in zip(by_keras.variables, inside.variables, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-        everyones = hvd.allgather(ours.numpy()[None])
-        np.testing.assert_array_equal(everyones[0], everyones[1])
+        assert is_same(ours)
 
-    path = f"{folder}/{rank}.keras"
+    path = f"{tmp_path}/{rank}.keras"
     by_keras.save(path)
     loaded = keras.models.load_model(path)
     assert type(loaded.optimizer) is LSO
     assert type(loaded.optimizer.inner_optimizer) is keras.optimizers.Adam
     again = hvd_keras.load_model(path)
     pairs = zip(again.optimizer.variables, by_keras.optimizer.variables, strict=True)
-    for new, old in pairs:
-        np.testing.assert_array_equal(new, old)
+    for ours, theirs in pairs:
+        np.testing.assert_array_equal(ours, theirs)
     for model in (again, by_keras):
         model.fit(inputs, targets, batch_size=4, shuffle=False, verbose=0)
-    for new, old in zip(again.variables, by_keras.variables, strict=True):
-        np.testing.assert_array_equal(new, old)
-    hvd.shutdown()
-
-
-def test_mixed_precision_under_fit(tmp_path):
-    _run(_fit, str(tmp_path))
+    for ours, theirs in zip(again.variables, by_keras.variables, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -10,8 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import aiacc.tensorflow as hvd
-from tests.parallel.tensorflow.test_ops import ENV, SIZE, TIMEOUT_S
-from tests.support.ranks import run_ranks
+from tests.support.keras_training import in_tensorflow
 
 LEGACY = tf_keras.optimizers.legacy
 LSO = tf_keras.mixed_precision.LossScaleOptimizer
@@ -25,8 +24,8 @@ def _from_config(optimizer):
     return type(optimizer).from_config(optimizer.get_config())
 
 
-def _copies():
-    hvd.init()
+@in_tensorflow
+def test_copies_and_optimizers_from_a_configuration_reduce_gradients():
     sgd = (keras.optimizers.SGD, tf_keras.optimizers.SGD, LEGACY.SGD)
     makers = [
         *((lambda cls=cls: cls(0.5)) for cls in sgd),
@@ -65,11 +64,6 @@ def _copies():
             assert other.numpy().tolist() == [-1.5]
         assert int(copied.iterations.numpy()) == 2
         assert int(wrapped.iterations.numpy()) == 1
-    hvd.shutdown()
-
-
-def test_copies_and_optimizers_from_a_configuration_reduce_gradients():
-    run_ranks(SIZE, _copies, timeout=TIMEOUT_S, env=ENV)
 
 
 @pytest.mark.parametrize("of", [keras, tf_keras])
