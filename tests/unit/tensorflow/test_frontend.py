@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
-
 import pytest
 import tensorflow as tf
 
@@ -12,7 +9,7 @@ from aiacc.collectives.reduce_ops import Adasum, Max, Min, Product, name_of_op
 from aiacc.compression import compressor
 from aiacc.compression.codecs import Quantised
 from aiacc.compression.policy import Policy
-from aiacc.tensorflow import node, node_names, op_library
+from aiacc.tensorflow import node, op_library
 from aiacc.tensorflow.compression import (
     Compression,
     FP16Compressor,
@@ -21,28 +18,7 @@ from aiacc.tensorflow.compression import (
     to_send,
 )
 from aiacc.tensorflow.gradients import GradientReduction
-from tests.support.programs import run_python
-
-
-class _Graph:
-    def __init__(self, name):
-        self.name = name
-
-
-@pytest.mark.parametrize(
-    ("graph", "name"),
-    [
-        (_Graph("train_step"), "train_step.allreduce"),
-        (_Graph("cond_true_1234"), "cond_true.allreduce"),
-        (_Graph("cond_true_12_grad_34"), "cond_true_grad.allreduce"),
-        (_Graph("<lambda>"), "lambda.allreduce"),
-        (_Graph("__inner"), "inner.allreduce"),
-        (_Graph(""), "allreduce"),
-        (object(), "allreduce"),
-    ],
-)
-def test_nodes_are_called_after_their_function(graph, name):
-    assert node_names.label(graph, "allreduce") == name
+from tests.support.programs import run_program, run_python
 
 
 @pytest.mark.parametrize("factor", [1.0, 1 / 3, -0.0, 5e-324, float("inf")])
@@ -92,36 +68,29 @@ def test_what_does_not_fit_together_is_refused(arguments):
         GradientReduction(**arguments)
 
 
-def _python(program, **environment):
-    done = run_python(program, **environment)
-    return done.stdout + done.stderr
-
-
 def test_importing_leaves_tensorflow_to_be_configured():
     program = (
         "import tensorflow as tf, aiacc.tensorflow\n"
         "tf.config.threading.set_inter_op_parallelism_threads(3)\n"
         "print('threads', tf.config.threading.get_inter_op_parallelism_threads())"
     )
-    assert "threads 3" in _python(program)
+    assert "threads 3" in run_python(program).stdout
 
 
 def test_keras_on_another_backend_is_refused():
-    found = _python("import aiacc.keras", KERAS_BACKEND="torch")
-    assert "Keras runs on torch (expected tensorflow)" in found
-    assert "use aiacc.torch" in found
-
-
-def test_the_library_is_found_missing(tmp_path):
-    with pytest.raises(ImportError, match=r"none\.so is missing .*make build"):
-        op_library.load_file(tmp_path / "none.so")
+    said = run_python("import aiacc.keras", KERAS_BACKEND="torch").stderr
+    assert "Keras runs on torch (expected tensorflow)" in said
+    assert "use aiacc.torch" in said
 
 
 def test_what_is_no_library_is_refused(tmp_path):
-    file = tmp_path / "broken.so"
-    file.write_text("no library")
-    with pytest.raises(ImportError, match=r"does not run .*broken\.so.*2\.16 to 2\.21"):
-        op_library.load_file(file)
+    (tmp_path / "broken.so").write_text("no library")
+    for file, text in (
+        ("none.so", r"none\.so is missing .*make build"),
+        ("broken.so", r"does not run .*broken\.so.*2\.16 to 2\.21"),
+    ):
+        with pytest.raises(ImportError, match=text):
+            op_library.load_file(tmp_path / file)
 
 
 def test_a_wrong_answer_of_the_probe_is_refused(monkeypatch):
@@ -139,26 +108,17 @@ def test_nothing_is_compiled_because_the_package_is_broken(monkeypatch):
             op_library._chosen.__wrapped__()
 
 
-def test_the_library_needs_nothing_of_cpp_from_tensorflow():
-    symbols = subprocess.run(
-        ["nm", "-D", "--undefined-only", "--demangle", str(op_library.LIBRARY)],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert "TF_NewAsyncKernelBuilder" in symbols
-    assert [line for line in symbols.splitlines() if "tensorflow::" in line or "absl" in line] == []
+def _symbols(kind):
+    command = ["nm", "-D", kind, "--demangle", str(op_library.LIBRARY)]
+    return run_program(command, check=True).stdout.splitlines()
 
 
-def test_the_library_has_no_core_of_its_own():
-    defined = subprocess.run(
-        ["nm", "-D", "--defined-only", str(op_library.LIBRARY)],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert defined.split() == []
-    assert Path(op_library.LIBRARY).stat().st_size < 2**20
+def test_the_library_needs_nothing_of_cpp_from_tensorflow_and_has_no_core_of_its_own():
+    needed = _symbols("--undefined-only")
+    assert any("TF_NewAsyncKernelBuilder" in line for line in needed)
+    assert [line for line in needed if "tensorflow::" in line or "absl" in line] == []
+    assert _symbols("--defined-only") == []
+    assert op_library.LIBRARY.stat().st_size < 2**20
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from aiacc.tensorflow import node_names
 
 
@@ -25,6 +27,22 @@ class _LoopContext:
 
     def IsWhileContext(self):  # noqa: N802 - TensorFlow's name
         return True
+
+
+@pytest.mark.parametrize(
+    ("graph", "name"),
+    [
+        (_Graph("train_step"), "train_step.allreduce"),
+        (_Graph("cond_true_1234"), "cond_true.allreduce"),
+        (_Graph("cond_true_12_grad_34"), "cond_true_grad.allreduce"),
+        (_Graph("<lambda>"), "lambda.allreduce"),
+        (_Graph("__inner"), "inner.allreduce"),
+        (_Graph(""), "allreduce"),
+        (object(), "allreduce"),
+    ],
+)
+def test_nodes_are_called_after_their_function(graph, name):
+    assert node_names.label(graph, "allreduce") == name
 
 
 def test_unnamed_nodes_are_numbered_in_their_place():
