@@ -1,7 +1,6 @@
 """Virtual hosts: a bed is put up, used, and leaves nothing behind. Needs root."""
 
 import os
-import secrets
 import signal
 import socket
 import struct
@@ -15,20 +14,14 @@ import pytest
 
 from aiacc.run import netcheck
 from bench.network import bpf, launch, program
-from bench.network.bed import Bed, BedError, bed_for, put_up, require_root, take_down
+from bench.network.bed import Bed, BedError, bed_for, put_up
 from bench.network.faults.__main__ import one
 from bench.network.faults.plan import choose
 from bench.network.plan import Spec
-from tests.support.needed import needs
+from tests.support.beds import bed_name, needed  # noqa: F401
 from tests.support.ranks import ROOT
 
-try:
-    require_root()
-    _WHY_NOT = ""
-except BedError as error:
-    _WHY_NOT = str(error)
-
-_needed = needs(_WHY_NOT)
+pytestmark = pytest.mark.alone
 
 _TIMEOUT_S = 60.0
 _SERVER = """
@@ -47,15 +40,6 @@ for connection in connections:
     connection.sendall(bytes(int(sys.argv[2])))
     connection.shutdown(socket.SHUT_WR)
 """
-
-
-@pytest.fixture
-def name():
-    """A name that no other bed of this machine has."""
-    chosen = f"t{secrets.token_hex(3)}"
-    yield chosen
-    take_down(chosen)
-    (Path("/run/aiacc-network") / f"{chosen}.lock").unlink(missing_ok=True)
 
 
 def _traces(name: str) -> list[str]:
@@ -261,11 +245,18 @@ assert _core.stats()["unit_bytes"] == expected, _core.stats()
 """
 
 
-@pytest.mark.parametrize(("delay_ms", "expected"), [(0, 1 << 20), (8, 8 << 20)])
-def test_units_are_larger_between_hosts_that_are_far_from_each_other(name, delay_ms, expected):
+@pytest.mark.parametrize(
+    ("delay_ms", "asked", "expected"),
+    [(0, {}, 1 << 20), (8, {}, 8 << 20), (8, {"AIACC_UNIT_BYTES": "64K"}, 64 << 10)],
+    ids=["near", "far", "as asked for"],
+)
+def test_units_are_larger_between_hosts_that_are_far_from_each_other(
+    name, delay_ms, asked, expected
+):
     with bed_for(Spec(name, hosts=2, delay_ms=delay_ms)) as bed:
         command = [sys.executable, "-c", _UNITS, str(expected)]
-        assert launch.run(bed, "explicit", 1, command, timeout_s=_TIMEOUT_S) == 0
+        code = launch.run(bed, "explicit", 1, command, variables=asked, timeout_s=_TIMEOUT_S)
+        assert code == 0
 
 
 def test_units_are_larger_where_only_other_ranks_than_the_first_see_the_distance(name):
@@ -283,11 +274,3 @@ def test_units_are_larger_where_only_other_ranks_than_the_first_see_the_distance
             for start in launch.explicit_starts([0, 0, 0, 1], command, name)
         ]
         assert [process.wait(_TIMEOUT_S) for process in processes] == [0] * 4
-
-
-def test_units_stay_as_they_were_asked_for(name):
-    with bed_for(Spec(name, hosts=2, delay_ms=8)) as bed:
-        command = [sys.executable, "-c", _UNITS, "65536"]
-        variables = {"AIACC_UNIT_BYTES": "64K"}
-        code = launch.run(bed, "explicit", 1, command, variables=variables, timeout_s=_TIMEOUT_S)
-        assert code == 0

@@ -5,26 +5,18 @@ Needs root: the hosts are network namespaces.
 
 import json
 import os
-import secrets
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from bench.network import launch
-from bench.network.bed import BedError, bed_for, require_root, take_down
+from bench.network.bed import bed_for
 from bench.network.plan import Spec
-from tests.support.needed import needs
+from tests.support.beds import bed_name, needed  # noqa: F401
 from tests.support.ranks import ROOT
 
-try:
-    require_root()
-    _WHY_NOT = ""
-except BedError as error:
-    _WHY_NOT = str(error)
-
-_needed = needs(_WHY_NOT)
+pytestmark = pytest.mark.alone
 
 _TIMEOUT_S = 90.0
 #: Lanes, the express lane, and the pairs of an all-to-all.
@@ -58,15 +50,6 @@ except exceptions.BootstrapError as error:
     open(sys.argv[1], "rw"[os.environ["AIACC_RANK"] == "1"]).close()
     sys.exit(1)
 """
-
-
-@pytest.fixture
-def name():
-    """A name that no other bed of this machine has."""
-    chosen = f"i{secrets.token_hex(3)}"
-    yield chosen
-    take_down(chosen)
-    (Path("/run/aiacc-network") / f"{chosen}.lock").unlink(missing_ok=True)
 
 
 def _spec(name: str, families: str, hosts: int = 2) -> Spec:
@@ -216,14 +199,8 @@ def test_an_interface_that_leads_nowhere_is_an_error_that_lists_addresses(
     name, interface, tmp_path
 ):
     with bed_for(_spec(name, "4")) as bed:
-        code, said = _launch(
-            bed,
-            "explicit",
-            tmp_path,
-            _both_say(tmp_path),
-            1,
-            {"AIACC_IFACE": interface},
-        )
+        command, wrong = _both_say(tmp_path), {"AIACC_IFACE": interface}
+        code, said = _launch(bed, "explicit", tmp_path, command, 1, wrong)
     assert code == 1
     assert said.count("BootstrapError: [bootstrap] ranks 0 and 1 have no addresses") == 2, said
     listed = "docker0 172.17.0.1/16 (another host has it, too)"
