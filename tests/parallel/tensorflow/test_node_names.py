@@ -1,0 +1,323 @@
+"""Nodes of functions meet by names that do not depend on what else a rank has, on two ranks."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+import aiacc.tensorflow as hvd
+from tests.parallel.tensorflow.test_ops import SIZE
+from tests.support.ranks import run_ranks
+
+#: What is tested hangs without it.
+TIMEOUT_S = 110.0
+ENV = {"TF_CPP_MIN_LOG_LEVEL": "2"}
+STEPS = 5
+
+
+def _total(value, name=None):
+    return hvd.allreduce(value, op=hvd.Sum, name=name)
+
+
+@tf.function
+def _plain(x):
+    return 2.0 * x
+
+
+@tf.function
+def _with_side_effect(x):
+    tf.print("x", x, output_stream="file:///dev/null")
+    return tf.while_loop(lambda y: y < 3.0, lambda y: (_plain(y) + 1.0,), (x,))[0]
+
+
+def _on_rank_0(x):
+    """Calls, a loop and branches that the other rank lacks, as a summary has them, too."""
+    if hvd.rank() == 0:
+        _plain(x)
+        _with_side_effect(x)
+        tf.cond(x > 100.0, lambda: tf.print("large"), lambda: tf.no_op())
+        tf.cond(x > 100.0, lambda: _with_side_effect(x), lambda: x)
+        tf.while_loop(lambda y: y < 3.0, lambda y: (_plain(y) + 1.0,), (x,))
+
+
+def _numbers(values):
+    """The numbers in a result of functions, one list for all depths."""
+    return [float(tf.reshape(value, [-1])[0]) for value in tf.nest.flatten(values)]
+
+
+def _check(function, x, expected):
+    """The same in every step, though rank 1 traces other functions in between."""
+    for _ in range(STEPS):
+        assert _numbers(function(x)) == [float(number) for number in expected]
+        if hvd.rank() == 1:
+            tf.function(lambda x: tf.cond(x < 1.0, lambda: x, lambda: -x))(tf.constant(1.0))
+
+
+MANY = range(1, 21)
+
+
+def alike_on_one_rank():
+    """Two nodes that TensorFlow may take for one, on rank 0."""
+    first, second = (1.0, 1.0) if hvd.rank() == 0 else (2.0, 3.0)
+
+    @tf.function
+    def constants(x):
+        return _total(tf.constant(first)), _total(tf.constant(second))
+
+    @tf.function
+    def inputs(x):
+        other = x if hvd.rank() == 0 else x * 2.0
+        return [tf.unstack(hvd.allgather(rows), 2) for rows in (x, other)]
+
+    one = tf.constant([1.0])
+    _check(constants, one, [3, 4])
+    _check(inputs, one, [1, 1, 1, 2])
+
+
+def more_on_one_rank():
+    """Branches, loops and calls that one rank alone has, around and in functions."""
+
+    @tf.function
+    def leaf(x):
+        _on_rank_0(x)
+        return _total(x)
+
+    @tf.function
+    def branch(x):
+        _on_rank_0(x)
+        return tf.cond(x < 100.0, lambda: leaf(x), lambda: x)
+
+    @tf.function
+    def two_branches(x):
+        _on_rank_0(x)
+        if x < 100.0:
+            x = _total(x)
+        if x < 200.0:
+            x = _total(x)
+        return x
+
+    @tf.function
+    def loop(x):
+        _on_rank_0(x)
+        for _ in tf.range(3):
+            x = leaf(x)
+        return x
+
+    @tf.function
+    def loop_of_its_own(x):
+        _on_rank_0(x)
+        for _ in tf.range(3):
+            x = _total(x)
+            if x < 100.0:
+                x = _total(x)
+        return x
+
+    @tf.function
+    def rows(x):
+        total = tf.constant(0.0)
+        for row in tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0]):
+            total += leaf(row * x)
+        return total
+
+    @tf.function
+    def outer(x):
+        _on_rank_0(x)
+        first = leaf(x)
+        _on_rank_0(x)
+        return first, leaf(2.0 * x), branch(3.0 * x), loop(4.0 * x), loop_of_its_own(x)
+
+    @tf.function
+    def outermost(x):
+        _on_rank_0(x)
+        return outer(x), outer(-x)
+
+    @tf.function
+    def many_loops(x):
+        _on_rank_0(x)
+        for _ in tf.range(20):
+            x += _total(x) / 2.0
+        y = x
+        for _ in tf.range(3):
+            y = _total(y, name="y")
+        return x, y, _total(x, name="y")
+
+    one = tf.constant(1.0)
+    expected = [2, 4, 6, 32, 64]
+    _check(leaf, one, [2])
+    _check(two_branches, one, [4])
+    _check(loop_of_its_own, one, [64])
+    _check(outer, one, expected)
+    _check(outermost, one, [*expected, *(-number for number in expected)])
+    _check(rows, one, [12])
+    _check(many_loops, one, [2**20, 2**23, 2**21])
+
+
+def gradients():
+    """Of functions that are called, whatever one rank has beside them."""
+
+    @tf.function
+    def square(x):
+        _on_rank_0(x)
+        return _total(x * x)
+
+    @tf.function
+    def power(x):
+        _on_rank_0(x)
+        for _ in tf.range(2):
+            x = square(x)
+        return x
+
+    def first_order(call):
+        def gradient(x):
+            _on_rank_0(x)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                _on_rank_0(x)
+                y = call(x)
+            return tape.gradient(y, x)
+
+        return tf.function(gradient)
+
+    @tf.function
+    def several(x):
+        _on_rank_0(x)
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = square(x)
+            losses = [y * i for i in MANY]
+        return [tape.gradient(loss, x) for loss in losses]
+
+    @tf.function
+    def symbolic(x):
+        y = square(x)
+        _on_rank_0(x)
+        return tf.gradients(y, x)[0], tf.gradients(3.0 * y, x)[0]
+
+    @tf.function
+    def second_order(x):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = square(x)
+            first = inner.gradient(y, x)
+            _on_rank_0(x)
+        return first, outer.gradient(first, x)
+
+    def at_once(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = power(x)
+        return tape.gradient(y, x)
+
+    def in_a_branch(x):
+        return tf.cond(x < 100.0, lambda: _total(x * x), lambda: x)
+
+    one = tf.constant(1.0)
+    _check(first_order(in_a_branch), one, [4])
+    _check(first_order(lambda x: square(x) + 10.0 * square(2.0 * x)), one, [164])
+    _check(first_order(power), one, [32])
+    _check(several, one, [4 * i for i in MANY])
+    _check(symbolic, one, [4, 12])
+    _check(second_order, one, [4, 4])
+    _check(at_once, one, [32])
+
+
+def given_names():
+    """Names that are given again, in a function and in those that it calls."""
+
+    @tf.function
+    def twice(x):
+        return [_total(x * i, name="loss") for i in MANY]
+
+    @tf.function
+    def named(x):
+        return _total(x, name="loss") + _total(10.0 * x, name="loss")
+
+    @tf.function
+    def other(x):
+        return _total(100.0 * x, name="loss")
+
+    @tf.function
+    def pair(x):
+        return named(x) + named(2.0 * x) + other(x)
+
+    @tf.function
+    def outer(x):
+        return [_total(x, name="loss"), pair(x), pair(-x), *[named(x * i) for i in range(1, 11)]]
+
+    @tf.function
+    def either(x):  # each rank takes another branch, and they meet
+        direct = tf.cond(x > 0.0, lambda: _total(x, name="e"), lambda: _total(x * 2.0, name="e"))
+        return direct, tf.cond(x > 0.0, lambda: named(x), lambda: named(x))
+
+    @tf.function
+    def around(x):
+        inside = tf.cond(x < 100.0, lambda: _total(x, name="a"), lambda: x)
+        return inside, _total(x * 2.0, name="a"), _total(x * 3.0, name="a.1")
+
+    @tf.function
+    def gradients_of(x):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y, z = _total(x, name="y"), named(x)
+            losses = [tf.reduce_sum(y * i) for i in MANY]
+            of_named = [z, 2.0 * z]
+        return [tape.gradient(loss, x) for loss in (*losses, *of_named)]
+
+    one, large = tf.constant(1.0), tf.ones([100_000])
+    _check(twice, large, [2 * i for i in MANY])
+    _check(outer, one, [2, 266, -266, *[22 * i for i in range(1, 11)]])
+    _check(either, tf.constant(float(hvd.rank())), [1, 11])
+    _check(around, one, [2, 4, 6])
+    _check(gradients_of, large, [*[2 * i for i in MANY], 22, 44])
+
+
+def traced_more_often():
+    """By rank 0: by itself, and for another size."""
+
+    @tf.function
+    def leaf(x):
+        return tf.reduce_sum(_total(x))
+
+    @tf.function
+    def outer(x):
+        return leaf(x) + leaf(2.0 * x)
+
+    if hvd.rank() == 0:
+        leaf.get_concrete_function(tf.zeros([3]))
+        outer.get_concrete_function(tf.zeros([3]))
+    _check(outer, tf.ones([2]), [12])
+
+
+def in_a_session():
+    """Functions that a graph of a session calls."""
+    with tf.Graph().as_default():
+
+        @tf.function
+        def leaf(x):
+            return _total(x)
+
+        x = tf.constant(1.0)
+        _on_rank_0(x)
+        totals = [leaf(x), leaf(2.0 * x)]
+        with tf.compat.v1.Session() as session:
+            for _ in range(STEPS):
+                assert session.run(totals) == [2.0, 4.0]
+
+
+def _in_job(body):
+    hvd.init()
+    body()
+    hvd.shutdown()
+
+
+BODIES = [
+    *(alike_on_one_rank, more_on_one_rank, gradients, given_names, traced_more_often),
+    in_a_session,
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_nodes_meet_whatever_else_a_rank_has(body):
+    run_ranks(SIZE, _in_job, body, timeout=TIMEOUT_S, env=ENV)
