@@ -153,7 +153,7 @@ def test_an_optimizer_that_gives_its_segments_other_memory():
     assert not torch.equal(training.model[0].weight, _net()[0].weight)
 
 
-@pytest.mark.parametrize("port", [free_port()])
+@pytest.mark.parametrize("port", [free_port()], ids=["port"])
 @on_ranks(2)
 def test_a_new_job_of_a_model_in_another_format(port):
     """Formats of another job are those of its model, for the state as well."""

@@ -83,7 +83,6 @@ def _hybrid(params, **_):
 @pytest.mark.parametrize(
     ("make", "options"),
     [(LARS, {"lr": 0.5, "weight_decay": 0.1, **way}) for way in WAYS] + [(_hybrid, {})],
-    ids=str,
 )
 def test_a_state_loads_and_goes_on_as_before(make, options):
     """Also where `follow` was: it counts by the state, not by calls."""
