@@ -23,9 +23,10 @@ from tests.parallel.decoupled.decoupled_training import (
     start,
     wrap,
 )
-from tests.parallel.torch.test_optimizer_situations import KINDS, scheduled, two_groups
+from tests.parallel.torch.test_optimizer_situations import KINDS, Net, scheduled, two_groups
+from tests.parallel.torch.test_optimizer_situations import loss as loss_of_net
 from tests.support.jobs import on_ranks
-from tests.support.training import Recipe, train
+from tests.support.training import Recipe, Together, train
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -40,6 +41,14 @@ def test_buckets_are_those_of_a_plan_or_of_a_size():
     plan = Plan("mine", (tuple(names[:1:-1]), tuple(names[1::-1])), "decoupled")
     assert wrap(net(), plan=plan).buckets == [names[:2], names[2:]]
     assert wrap(net(), bucket_bytes=4000).buckets == [names[:2], names[2:3], names[3:]]
+
+
+@on_ranks(2)
+def test_parameters_keep_their_format_and_frozen_ones_their_memory():
+    model = Net()
+    train(Together(model, wrap(model), loss_of_net), range(2))
+    assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)
+    assert model.frozen.weight.untyped_storage().nbytes() == model.frozen.weight.nbytes
 
 
 @on_ranks(1)

@@ -165,6 +165,22 @@ def _changing(training):
         training.step()
 
 
+def _partly_frozen():
+    parts = _parts()
+    parts[0].requires_grad_(False)
+    return parts
+
+
+def _thawed(training):
+    """The first step after it finds the parameters, the second their hooks."""
+    used = partial(_sum_of, lambda rank: [0, 1])
+    for step in range(5):
+        training.model[0].requires_grad_(step > 1)
+        training.zero_grad()
+        training.backward(step, loss=used)
+        training.step()
+
+
 def _frozen_on_one_rank(**options):
     parts = _parts()
     optimizer = distributed(parts, torch.optim.SGD(parts.parameters(), 0.1), **options)
@@ -180,6 +196,7 @@ def _frozen_on_one_rank(**options):
 def changing_parameters():
     for options in ({}, {**VIEWS, "bucket_bytes": 64}):
         compare(_changing, Recipe(_parts, _first_two, _sum_of), **options)
+        compare(_thawed, Recipe(_partly_frozen, _first_two, _sum_of), **options)
         _frozen_on_one_rank(**options)
 
 

@@ -168,6 +168,15 @@ def _clipped(training):
     return norms
 
 
+def _clipped_after_passes(training):
+    for step in range(4):
+        training.zero_grad()
+        training.backward(2 * step)
+        training.backward(2 * step + 1)
+        training.clip(0.05)
+        training.step()
+
+
 def _clipped_by_groups(training):
     for batch in range(3):
         training.zero_grad()
@@ -192,7 +201,8 @@ def _dropped(synchronizes, training):
     weight = training.model.used.weight
     for batch in range(6):
         training.zero_grad()
-        training.backward(4 * batch + 3)  # of everything, so that all ranks can drop it
+        # Of everything where all of it is dropped: no rank can drop what it has not got.
+        training.backward(batch if batch < 3 else 4 * batch + 3)
         if synchronizes:
             training.synchronize()
         before = weight.detach().clone()
@@ -343,6 +353,9 @@ SITUATIONS = {
     "a penalty, and a pass too few": Situation(_penalised, {"backward_passes_per_step": 3}),
     "closures": Situation(_by_closures),
     "clipped": Situation(_clipped, clips=True),
+    "clipped after two passes": Situation(
+        _clipped_after_passes, {"backward_passes_per_step": 2}, clips=True
+    ),
     "clipped by parameter groups": Situation(_clipped_by_groups, without=_DECOUPLED),
     "frozen for a while": Situation(partial(_frozen_for_a_while, True)),
     "frozen for a while, with zeros": Situation(
