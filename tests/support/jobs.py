@@ -20,18 +20,16 @@ from typing import Any
 import pytest
 
 from aiacc import basics
-from tests.support.ranks import DEFAULT_TIMEOUT_S, run_ranks
+from tests.support.ranks import run_ranks
 
 
-def on_ranks(
-    *sizes: Any, env: Mapping[str, str] | None = None, timeout: float = DEFAULT_TIMEOUT_S
-) -> Callable[[Callable[..., object]], Callable[..., None]]:
-    """Run the test once for each of these numbers of ranks."""
+def on_ranks(*sizes: Any, **options: Any) -> Callable[[Callable[..., object]], Callable[..., None]]:
+    """Run the test once for each of these numbers of ranks, with options of `run_ranks`."""
 
     def decorate(body: Callable[..., object]) -> Callable[..., None]:
         @functools.wraps(body)
         def test(size: int, **arguments: Any) -> None:
-            run_ranks(size, _Body(body), arguments, env=env, timeout=timeout)
+            run_ranks(size, _Body(body), arguments, **options)
 
         signature = inspect.signature(body)
         size = inspect.Parameter("size", inspect.Parameter.KEYWORD_ONLY)

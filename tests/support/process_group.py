@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib
+import inspect
 import os
+from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 import aiacc.torch  # noqa: F401 - registers the backend
+from tests.support.ranks import free_port, run_ranks
 
 
 def join(port: int, backend: str = "aiacc") -> None:
@@ -21,6 +28,33 @@ def join(port: int, backend: str = "aiacc") -> None:
         MASTER_PORT=str(port),
     )
     dist.init_process_group(backend)
+
+
+def in_group(*sizes: Any, **options: Any) -> Callable[[Callable[[], object]], Callable[..., None]]:
+    """The body of the test is what ranks do between joining and leaving the default group.
+
+    Args:
+        sizes: Numbers of ranks, once for each of which the test runs.
+        options: Those of `run_ranks`.
+    """
+
+    def decorate(body: Callable[[], object]) -> Callable[..., None]:
+        @functools.wraps(body)
+        def test(size: int) -> None:
+            run_ranks(size, _run, body.__module__, body.__name__, free_port(), **options)
+
+        size = inspect.Parameter("size", inspect.Parameter.KEYWORD_ONLY)
+        test.__signature__ = inspect.Signature([size])  # what pytest asks for
+        return pytest.mark.parametrize("size", sizes)(test)
+
+    return decorate
+
+
+def _run(module: str, name: str, port: int) -> None:
+    join(port)
+    getattr(importlib.import_module(module), name).__wrapped__()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def lose(victim: int, port: int) -> None:

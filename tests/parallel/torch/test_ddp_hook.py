@@ -11,6 +11,7 @@ import aiacc
 import aiacc.torch as hvd
 from tests.support.process_group import leave
 from tests.support.ranks import free_port, run_ranks
+from tests.support.sizes import TWO_AND_THREE
 
 
 def _net():
@@ -70,6 +71,6 @@ def _compare(port):
     leave()
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", TWO_AND_THREE)
 def test_same_parameters_as_plain_ddp(size):
     run_ranks(size, _compare, free_port())

@@ -11,15 +11,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from tests.support.process_group import assert_equal, join, leave
+from tests.support.process_group import assert_equal, in_group, join, leave
 from tests.support.ranks import free_port, run_ranks
 
 STEPS = 4
 BATCH = 8
 
 
-def _mesh(port):
-    join(port)
+@in_group(4)
+def test_rows_and_columns_of_a_mesh():
     me = dist.get_rank()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     for name, members in (
@@ -45,11 +45,6 @@ def _mesh(port):
     assert_equal(rows.to_local(), whole[me : me + 1])
     product = rows @ spread.T.redistribute(mesh, [Replicate(), Replicate()])
     assert_equal(product.full_tensor(), whole @ whole.T)
-    dist.destroy_process_group()
-
-
-def test_rows_and_columns_of_a_mesh():
-    run_ranks(4, _mesh, free_port())
 
 
 def _model():

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import aiacc
 from tests.parallel.torch.test_process_group import check_every_operation
-from tests.support.process_group import assert_equal, join, lose
+from tests.support.process_group import assert_equal, in_group, join, lose
 from tests.support.ranks import free_port, run_ranks
 
 #: Overlapping, disjoint, of one rank, nested, of all ranks, the same ranks twice.
@@ -23,8 +23,8 @@ def _check_membership(group, members):
     assert dist.get_process_group_ranks(group) == members
 
 
-def _groups(port):
-    join(port)
+@in_group(4)
+def test_every_operation_in_groups_of_all_kinds():
     me = dist.get_rank()
     groups = [(dist.new_group(members), members) for members in RANKS]
     mine = [(group, members) for group, members in groups if me in members]
@@ -40,16 +40,11 @@ def _groups(port):
     for work, total, size in reversed(works):
         work.wait()
         assert_equal(total, torch.full((70_000,), float(size)))
-    dist.destroy_process_group()
 
 
-def test_every_operation_in_groups_of_all_kinds():
-    run_ranks(4, _groups, free_port())
-
-
-def _members_alone(port):
+@in_group(4)
+def test_members_alone_form_a_group():
     """Ranks outside a group neither call nor wait, and groups of different ranks meet nowhere."""
-    join(port)
     me = dist.get_rank()
     for _ in range(3):
         pair = [0, 1] if me < 2 else [2, 3]
@@ -61,16 +56,11 @@ def _members_alone(port):
         assert total.item() == sum(pair)
         dist.destroy_process_group(group)
     dist.barrier()
-    dist.destroy_process_group()
 
 
-def test_members_alone_form_a_group():
-    run_ranks(4, _members_alone, free_port())
-
-
-def _nested(port):
+@in_group(4)
+def test_groups_of_groups():
     """torch gives groups of disjoint groups the same names."""
-    join(port)
     me = dist.get_rank()
     half, halves = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
     own, owns = dist.new_subgroups(group_size=1, group=half)
@@ -81,11 +71,6 @@ def _nested(port):
     assert total.item() == me
     dist.all_reduce(total, group=half)
     assert total.item() == 2 * (me % 2) + 2
-    dist.destroy_process_group()
-
-
-def test_groups_of_groups():
-    run_ranks(4, _nested, free_port())
 
 
 def _destroyed(port, other_port):
@@ -121,9 +106,9 @@ def test_a_group_is_destroyed_and_others_stay():
     run_ranks(3, _destroyed, free_port(), free_port())
 
 
-def _leave_early(port):
+@in_group(3)
+def test_a_rank_that_is_done_waits_for_groups_of_others():
     """Rank 0 is done long before the others are, with a group in which it is not."""
-    join(port)
     group = dist.new_group([1, 2])
     for number in range(200 if dist.get_rank() > 0 else 0):
         total = torch.full((100,), float(number))
@@ -137,54 +122,35 @@ def _leave_early(port):
     assert not aiacc.is_initialized()
 
 
-def test_a_rank_that_is_done_waits_for_groups_of_others():
-    run_ranks(3, _leave_early, free_port())
-
-
-def _leave_too_early(port):
-    join(port)
+@in_group(3)
+def test_operations_with_a_rank_that_has_left_are_an_error():
     dist.barrier()
     if dist.get_rank() == 0:
         dist.destroy_process_group()
         return
     with pytest.raises(aiacc.CollectiveError, match=r"rank 0.*destroy_process_group"):
         dist.all_reduce(torch.ones(1))
-    dist.destroy_process_group()
 
 
-def test_operations_with_a_rank_that_has_left_are_an_error():
-    run_ranks(3, _leave_too_early, free_port())
-
-
-def _leave_a_receiver(port):
-    join(port)
+@in_group(2, env={"AIACC_PEER_TIMEOUT_S": "0.5"})
+def test_a_rank_that_leaves_does_not_wait_for_ever():
     dist.barrier()
     if dist.get_rank() == 1:
         with pytest.raises(aiacc.ShutdownError, match="rank 0 has shut down"):
             dist.recv(torch.ones(1), 0)
-    dist.destroy_process_group()
 
 
-def test_a_rank_that_leaves_does_not_wait_for_ever():
-    run_ranks(2, _leave_a_receiver, free_port(), env={"AIACC_PEER_TIMEOUT_S": "0.5"})
-
-
-def _not_sorted(port):
-    join(port)
+@in_group(3)
+def test_ranks_in_another_order():
     group = dist.new_group([2, 0, 1])
     assert dist.get_process_group_ranks(group) == [0, 1, 2]
     dist.barrier(group=group)
     with pytest.raises(ValueError, match=r"ranks \[2, 0, 1\] \(expected them to ascend\)"):
         dist.new_group([2, 0, 1], sort_ranks=False)
-    dist.destroy_process_group()
 
 
-def test_ranks_in_another_order():
-    run_ranks(3, _not_sorted, free_port())
-
-
-def _wrong_use(port):
-    join(port)
+@in_group(3)
+def test_wrong_use_is_an_error_on_every_rank():
     me = dist.get_rank()
     with pytest.raises((ValueError, RuntimeError), match="rank"):
         dist.new_group([0, 7])
@@ -211,11 +177,6 @@ def _wrong_use(port):
     with pytest.raises(RuntimeError, match="not safe to split"):
         dist.split_group(split_ranks=[[0, 1, 2]])
     dist.barrier()
-    dist.destroy_process_group()
-
-
-def test_wrong_use_is_an_error_on_every_rank():
-    run_ranks(3, _wrong_use, free_port())
 
 
 def _lose_a_rank(port, store_port):
@@ -239,8 +200,8 @@ def test_a_lost_member_is_an_error():
     )
 
 
-def _sparse(port):
-    join(port)
+@in_group(3)
+def test_sparse_tensors_of_different_numbers_of_elements():
     me = dist.get_rank()
     group = dist.new_group([1, 2])
     for shape, sparse_dim in (((5,), 1), ((4, 3), 2), ((4, 3), 1), ((2, 3, 2), 2)):
@@ -263,8 +224,3 @@ def _sparse(port):
     with pytest.raises(ValueError, match=r"expected equal.*same shape"):
         dist.all_reduce(torch.ones(shape).to_sparse())
     dist.barrier()
-    dist.destroy_process_group()
-
-
-def test_sparse_tensors_of_different_numbers_of_elements():
-    run_ranks(3, _sparse, free_port())

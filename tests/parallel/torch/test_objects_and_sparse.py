@@ -9,49 +9,43 @@ import aiacc
 import aiacc.torch as hvd
 from aiacc.collectives import objects, submission
 from aiacc.collectives.objects import gather_objects
+from tests.support import operations
+from tests.support.jobs import on_ranks
 from tests.support.ranks import run_ranks
+from tests.support.sizes import ONE_TO_THREE
 
 
 def _objects():
     hvd.init()
-    mine = {"rank": hvd.rank(), "text": "x" * hvd.rank() * 1000}
+    operations.check_objects(hvd)
+    mine, root = "x" * (100 * hvd.rank()), hvd.size() - 1
+    everyones = hvd.allgather_object(mine)
     for name in (None, "object"):
-        everyones = hvd.allgather_object(mine, name=name)
-        assert [one["rank"] for one in everyones] == list(range(hvd.size()))
-        assert [len(one["text"]) for one in everyones] == [1000 * n for n in range(hvd.size())]
-        root = hvd.size() - 1
-        got = hvd.broadcast_object(mine, root, name=name)
-        assert got["rank"] == root
         gathered = gather_objects(mine, name, hvd.global_process_set, to=root)
         assert gathered == (everyones if hvd.rank() == root else [])
     assert hvd.broadcast_object(None) is None
     hvd.shutdown()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", ONE_TO_THREE)
 def test_objects(size):
     run_ranks(size, _objects)
 
 
-def _to_one_rank():
+@on_ranks(3)
+def test_objects_for_one_rank_connect_no_others():
     """Piece by piece, over the connections that there are."""
-    hvd.init()
     objects._AT_A_TIME = 100
     submission.alltoall = None
     mine = "x" * (1000 if hvd.rank() == 1 else 10)
     for to in range(hvd.size()):
         got = gather_objects(mine, "some", hvd.global_process_set, to)
         assert list(map(len, got)) == ([10, 1000, 10] if hvd.rank() == to else [])
-    hvd.shutdown()
 
 
-def test_objects_for_one_rank_connect_no_others():
-    run_ranks(3, _to_one_rank)
-
-
-def _on_another_default_device():
+@on_ranks(2)
+def test_default_device_is_left_to_the_caller():
     """Only tensors that the caller makes go where torch.set_default_device says."""
-    hvd.init()
     weight = torch.ones(3, requires_grad=True)
     batch = torch.ones(2, 4)
     parts = torch.ones(hvd.size())
@@ -65,11 +59,6 @@ def _on_another_default_device():
     gathered.sum().backward()
     for tensor in (gathered, weight.grad, received, splits, normalised):
         assert tensor.device.type == "cpu"
-    hvd.shutdown()
-
-
-def test_default_device_is_left_to_the_caller():
-    run_ranks(2, _on_another_default_device)
 
 
 def _random(rank, shape, dtype, density):
@@ -109,13 +98,13 @@ def _sparse():
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", ONE_TO_THREE)
 def test_sparse_tensors(size):
     run_ranks(size, _sparse)
 
 
-def _sparse_mistakes():
-    hvd.init()
+@on_ranks(2)
+def test_mistakes_with_sparse_tensors():
     tensor = torch.ones(2, 2).to_sparse()
     with pytest.raises(ValueError, match=r"'a'.*strided.*to_sparse\(\)"):
         hvd.sparse_allreduce_async(torch.ones(2), "a", hvd.Sum)
@@ -126,8 +115,3 @@ def _sparse_mistakes():
     )
     with pytest.raises(aiacc.MismatchError, match="b"):
         call()
-    hvd.shutdown()
-
-
-def test_mistakes_with_sparse_tensors():
-    run_ranks(2, _sparse_mistakes)

@@ -291,7 +291,6 @@ def everything():
     operations.check_bool_has_no_average(FRONT)
     _gradients()
     _models()
-    operations.check_objects(hvd)
     _optimizer_states()
     _gradients_without_state()
     _tensors_nobody_else_holds()

@@ -17,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import aiacc
 import aiacc.torch as hvd
-from tests.support.process_group import assert_equal, join, leave, lose
+from tests.support.process_group import assert_equal, in_group, join, leave, lose
 from tests.support.ranks import free_port, run_ranks
+from tests.support.sizes import ONE_TO_THREE, TWO_AND_THREE
 
 REDUCTIONS = {
     dist.ReduceOp.SUM: torch.add,
@@ -208,8 +209,8 @@ def _disagree(rank, size):
         dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn))
 
 
-def _everything(port):
-    join(port)
+@in_group(*ONE_TO_THREE)
+def test_every_operation():
     rank, size = dist.get_rank(), dist.get_world_size()
     assert dist.get_backend() == "aiacc"
     assert (hvd.rank(), hvd.size()) == (rank, size)
@@ -222,11 +223,6 @@ def _everything(port):
         _disagree(rank, size)
     dist.destroy_process_group()
     assert not hvd.is_initialized()
-
-
-@pytest.mark.parametrize("size", [1, 3, pytest.param(2, marks=pytest.mark.nightly)])
-def test_every_operation(size):
-    run_ranks(size, _everything, free_port())
 
 
 def _train(steps=4):
@@ -257,7 +253,7 @@ def _trained(backend, port):
     return state
 
 
-@pytest.mark.parametrize("size", [3, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("size", TWO_AND_THREE)
 def test_ddp_trains_as_on_gloo(size):
     ours, theirs = (run_ranks(size, _trained, way, free_port()) for way in ("aiacc", "gloo"))
     for rank in range(size):
@@ -284,8 +280,8 @@ def test_torchrun_and_twice():
     assert run_ranks(2, _under_torchrun, launcher="torchrun") == [[4.0, 4.0]] * 2
 
 
-def _two_groups(port):
-    join(port)
+@in_group(2)
+def test_order_matters_within_a_group_only():
     rank, size = dist.get_rank(), dist.get_world_size()
     groups = [dist.group.WORLD, dist.new_group(list(range(size)), backend="aiacc")]
     under_way = []
@@ -301,15 +297,10 @@ def _two_groups(port):
         expected = [torch.full((3,), 10.0 * number)] * size
         expected = torch.full((3,), size * 10.0**number) if torch.is_tensor(result) else expected
         assert_equal(result, expected)
-    dist.destroy_process_group()
 
 
-def test_order_matters_within_a_group_only():
-    run_ranks(2, _two_groups, free_port())
-
-
-def _negated(port):
-    join(port)
+@in_group(2)
+def test_views_of_negated_memory():
     view = torch.complex(torch.ones(1), torch.full((1,), dist.get_rank() + 2.0)).conj().imag
     assert view.is_contiguous()
     assert view.is_neg()
@@ -324,11 +315,6 @@ def _negated(port):
         hvd.allreduce(view)
     with pytest.raises(ValueError, match=r"negated values.*resolve_neg\(\)"):
         hvd.allreduce_(view)
-    dist.destroy_process_group()
-
-
-def test_views_of_negated_memory():
-    run_ranks(2, _negated, free_port())
 
 
 def _with_the_runtime_there(port):

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
+from tests.support.jobs import on_ranks
 from tests.support.ranks import run_ranks
+from tests.support.sizes import ONE_TO_THREE, TWO_AND_THREE
 
 
 def _batches(shape, even, dtype):
@@ -79,14 +81,13 @@ def _all_variants():
     hvd.shutdown()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", ONE_TO_THREE)
 def test_equal_to_one_process_with_the_whole_batch(size):
     run_ranks(size, _all_variants)
 
 
-def _special_batches():
-    torch.set_num_threads(1)
-    hvd.init()
+@on_ranks(*TWO_AND_THREE)
+def test_special_batches():
     # A rank without rows takes part.
     layer = hvd.SyncBatchNorm(2)
     rows = 0 if hvd.rank() == 0 else 4
@@ -108,18 +109,11 @@ def _special_batches():
     assert out.dtype is torch.bfloat16
     out.sum().backward()
     assert wide.grad.dtype is torch.bfloat16
-    hvd.shutdown()
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_special_batches(size):
-    run_ranks(size, _special_batches)
-
-
-def _two_layers_and_a_copy():
+@on_ranks(2)
+def test_layers_have_names_of_their_own():
     """Layers, also a copy, have names of their own: they may even differ in size."""
-    torch.set_num_threads(1)
-    hvd.init()
     first = hvd.SyncBatchNorm(2)
     second = copy.deepcopy(first)
     names = {layer._number for layer in (first, second, hvd.SyncBatchNorm(3))}
@@ -129,8 +123,3 @@ def _two_layers_and_a_copy():
     model(torch.randn(4, 2, requires_grad=True)).pow(2).sum().backward()
     mean = hvd.allgather(second.running_mean.reshape(1, -1))
     assert torch.equal(mean, mean[:1].expand_as(mean))
-    hvd.shutdown()
-
-
-def test_layers_have_names_of_their_own():
-    run_ranks(2, _two_layers_and_a_copy)

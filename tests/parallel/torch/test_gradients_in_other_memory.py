@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
-from tests.support.ranks import run_ranks
+from tests.support.jobs import on_ranks
 
 
 def _net():
@@ -31,9 +31,10 @@ _WAYS = {
 }
 
 
-def _on_its_way(options):
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"num_groups": 1}])
+@on_ranks(2)
+def test_a_gradient_that_gets_other_memory_on_its_way_is_an_error(options):
     """The core goes on with the memory that left, and every rank says what has happened."""
-    hvd.init()
     for change in _WAYS.values():
         model = _net()
         optimizer = hvd.DistributedOptimizer(
@@ -48,16 +49,12 @@ def _on_its_way(options):
                     optimizer.step()
             else:
                 optimizer.step()
-    hvd.shutdown()
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"num_groups": 1}])
-def test_a_gradient_that_gets_other_memory_on_its_way_is_an_error(options):
-    run_ranks(2, _on_its_way, options)
-
-
-def _between_steps(way, options):
-    hvd.init()
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
+@pytest.mark.parametrize("way", ["data", "format"])
+@on_ranks(2)
+def test_between_steps_gradients_may_get_other_memory(way, options):
     results = []
     for alone in (True, False):
         model = _net()
@@ -84,17 +81,11 @@ def _between_steps(way, options):
         results.append([parameter.detach() for parameter in model.parameters()])
     for expected, found in zip(*results, strict=True):
         torch.testing.assert_close(found, expected)
-    hvd.shutdown()
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
-@pytest.mark.parametrize("way", ["data", "format"])
-def test_between_steps_gradients_may_get_other_memory(way, options):
-    run_ranks(2, _between_steps, way, options)
-
-
-def _another_dtype(keep):
-    hvd.init()
+@pytest.mark.parametrize("keep", [True, False])
+@on_ranks(2)
+def test_views_of_a_model_of_another_dtype_are_an_error(keep):
     model = _net()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1),
@@ -107,8 +98,3 @@ def _another_dtype(keep):
     model.double()
     with pytest.raises(ValueError, match=r"is of torch.float64 on cpu now \(expected torch"):
         _backward(model, 1, hvd.rank())
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_views_of_a_model_of_another_dtype_are_an_error(keep):
-    run_ranks(2, _another_dtype, keep)
