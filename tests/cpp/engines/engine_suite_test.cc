@@ -159,8 +159,23 @@ TEST_P(EngineTest, ReducesEveryTypeAndOp) {
 TEST_P(EngineTest, ReducesEveryCount) {
   const auto n = static_cast<std::size_t>(size());
   on_every_lane([&](int rank, Engine& engine, int lane) {
-    for (const std::size_t count :
-         std::vector<std::size_t>{0, 1, 2, n - 1, n + 1, 63, 113, 4097, 150'001, 300'001}) {
+    for (const std::size_t count : std::vector<std::size_t>{0,
+                                                            1,
+                                                            2,
+                                                            n - 1,
+                                                            n + 1,
+                                                            15,
+                                                            17,
+                                                            63,
+                                                            113,
+                                                            2048,
+                                                            2049,
+                                                            4097,
+                                                            8192,
+                                                            8193,
+                                                            65'536,
+                                                            150'001,
+                                                            300'001}) {
       check_all_reduce(engine, lane, rank, size(), count, DataType::kFloat32, ReduceOp::kSum);
       check_all_reduce(engine, lane, rank, size(), count, DataType::kUInt8, ReduceOp::kSum);
     }
@@ -170,7 +185,7 @@ TEST_P(EngineTest, ReducesEveryCount) {
 TEST_P(EngineTest, ScattersEveryCount) {
   const std::vector<std::size_t> ones(world().host_of.size(), 1);
   on_every_lane([&](int rank, Engine& engine, int lane) {
-    for (const std::size_t scale : {0, 1, 17, 4096, 9001}) {
+    for (const std::size_t scale : {0, 1, 15, 17, 2048, 4096, 8193, 9001}) {
       const auto counts = uneven_counts(size(), scale);
       check_reduce_scatter(engine, lane, rank, counts, DataType::kFloat32, ReduceOp::kSum);
     }
@@ -192,7 +207,7 @@ TEST_P(EngineTest, BroadcastsFromEveryRoot) {
 
 TEST_P(EngineTest, GathersAndExchangesUnequalParts) {
   on_every_lane([&](int rank, Engine& engine, int lane) {
-    for (const std::size_t scale : {0, 1, 3, 1000, 4096, 30'011}) {
+    for (const std::size_t scale : {0, 1, 3, 1000, 4096, 50'021}) {
       check_all_gather(engine, lane, rank, size(), scale);
       check_all_to_all(engine, lane, rank, size(), scale);
     }

@@ -25,6 +25,7 @@
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/members.h"
 #include "csrc/engines/shm/unix_socket.h"
+#include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/fakes/forbidden_calls.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tcp_world.h"
@@ -66,20 +67,46 @@ std::vector<Status> outcomes(int size,
       return;
     }
     const MemorySharing sharing = sharing_of(size, rank, timeout_s);
-    try {
+    seen[static_cast<std::size_t>(rank)] = status_of([&] {
       rank == 0 ? give_memory(sharing, std::move(links))
                 : receive_memory(sharing, static_cast<std::size_t>(rank), std::move(links[0]));
-    } catch (const Error& error) {
-      seen[static_cast<std::size_t>(rank)] = error.status();
+    });
+  });
+  return seen;
+}
+
+/// What the others meet with while rank `odd` has connected as one does that shares memory, and
+/// then does `act(its first connection, over)`; `over` is ready when all others have ended.
+template <class Act>
+std::vector<Status> outcomes_beside(
+    int odd, int size, Act act, double timeout_s = 20, int interrupt = -1) {
+  TcpWorld world(size);
+  std::vector<Status> seen(static_cast<std::size_t>(size));
+  std::promise<void> ended;
+  const std::shared_future<void> over = ended.get_future();
+  std::atomic<int> waiting{size - 1};
+  run_as_ranks(size, [&](int rank) {
+    if (rank == odd) {
+      const int peer = rank == 0 ? 1 : 0;
+      std::vector<Socket> held =
+          world.connector(rank).establish({{peer, ChannelKind::kMemory, 0, rank != 0, 5}});
+      act(held[0], over);
+      return;
+    }
+    MemorySharing sharing = sharing_of(size, rank, timeout_s);
+    sharing.interrupt = interrupt;
+    seen[static_cast<std::size_t>(rank)] =
+        status_of([&] { share_memory(&world.connector(rank), sharing); });
+    if (--waiting == 0) {
+      ended.set_value();
     }
   });
   return seen;
 }
 
-void expect_failure(const Status& seen, Code code, const std::string& text) {
-  EXPECT_EQ(code, seen.code()) << seen.message();
-  EXPECT_NE(std::string::npos, seen.message().find(text)) << seen.message();
-}
+void wait_until_over(Socket&, const std::shared_future<void>& over) { over.wait(); }
+
+Clock::time_point soon() { return Clock::now() + std::chrono::seconds(20); }
 
 Status next_message(MemoryLink& link) {
   const Patience patience(20, -1);
@@ -136,7 +163,6 @@ TEST(MemorySharingTest, OneRankNeedsNoConnector) {
   EXPECT_EQ(std::byte{1}, share_memory(nullptr, sharing_of(1, 0)).parts.at(0)[0]);
 }
 
-/// Only some of the job, twice at the same time.
 /// So it lies on the NUMA node of its rank.
 TEST(MemorySharingTest, ARankTakesItsOwnPartAndNoOther) {
   const MemorySharing sharing = sharing_of(3, 1);
@@ -155,17 +181,13 @@ TEST(MemorySharingTest, MoreThanTheMachineHasIsAnErrorOnAllRanks) {
     MemorySharing sharing = sharing_of(2, rank);
     sharing.bytes = std::size_t{1} << 50;
     sharing.prepare = [](std::byte*) { ADD_FAILURE() << "there is memory"; };
-    try {
-      share_memory(&world.connector(rank), sharing);
-      ADD_FAILURE() << "no error";
-    } catch (const Error& error) {
-      EXPECT_EQ(Code::kEngine, error.code());
-      EXPECT_NE(std::string::npos, std::string(error.what()).find("MiB are left ("))
-          << error.what();
-    }
+    expect_error(status_of([&] { share_memory(&world.connector(rank), sharing); }),
+                 Code::kEngine,
+                 {"MiB are left ("});
   });
 }
 
+/// Only some of the job, twice at the same time.
 TEST(MemorySharingTest, PartsOfAJobDoNotMeetEachOther) {
   TcpWorld world(4);
   run_as_ranks(4, [&](int rank) {
@@ -198,7 +220,7 @@ TEST_P(LackTest, OfOneRankFailsOnAllWithItsReason) {
     GTEST_SKIP() << "no sandbox here";
   }
   for (const Status& status : seen) {
-    expect_failure(status, Code::kEngine, "no 1 MiB of shared memory are left for a rank");
+    expect_error(status, Code::kEngine, {"no 1 MiB of shared memory are left for a rank"});
     EXPECT_EQ(seen[0].message(), status.message());
   }
   EXPECT_TRUE(poor == 0 ||
@@ -220,29 +242,11 @@ TEST(MemoryLiarTest, ReportsThatAreNoneEndItForAll) {
     return std::string(reinterpret_cast<const char*>(&header), sizeof header);
   };
   for (const std::string& lie : {headed(99, 0), headed(0, 5000), headed(0xffffffff, 0xffffffff)}) {
-    TcpWorld world(3);
-    std::vector<Status> seen(3);
-    run_as_ranks(3, [&](int rank) {
-      if (rank == 1) {
-        Socket socket = std::move(
-            world.connector(1).establish({{0, ChannelKind::kMemory, 0, true, 5}}).front());
-        socket.send_all(lie.data(), lie.size(), "rank 0", Clock::now() + std::chrono::seconds(20));
-        try {
-          char byte = 0;
-          while (socket.recv_some(&byte, 1, "rank 0") < 2) {
-          }
-        } catch (const Error&) {
-          // Rank 0 has hung up.
-        }
-        return;
-      }
-      try {
-        share_memory(&world.connector(rank), sharing_of(3, rank));
-      } catch (const Error& error) {
-        seen[static_cast<std::size_t>(rank)] = error.status();
-      }
+    const auto seen = outcomes_beside(1, 3, [&](Socket& socket, const auto& over) {
+      socket.send_all(lie.data(), lie.size(), "rank 0", soon());
+      over.wait();
     });
-    expect_failure(seen[0], Code::kInternal, "rank 1 sent a report of code");
+    expect_error(seen[0], Code::kInternal, {"rank 1 sent a report of code"});
     EXPECT_EQ(seen[0].message(), seen[2].message());
   }
 }
@@ -251,12 +255,12 @@ TEST(MemoryLiarTest, ARankThatSaysItHasTheMemoryMustHaveWrittenThere) {
   const auto seen = outcomes(3, [](int rank, std::vector<MemoryLink>& links) {
     if (rank == 1) {
       next_invitation(links[0]);
-      links[0].send(Status(), Clock::now() + std::chrono::seconds(20));
-      expect_failure(next_message(links[0]), Code::kEngine, "what rank 1 wrote");
+      links[0].send(Status(), soon());
+      expect_error(next_message(links[0]), Code::kEngine, {"what rank 1 wrote"});
     }
     return rank == 1;
   });
-  expect_failure(seen[0], Code::kEngine, "what rank 1 wrote into the shared memory is not seen");
+  expect_error(seen[0], Code::kEngine, {"what rank 1 wrote into the shared memory is not seen"});
   EXPECT_EQ(seen[0].message(), seen[2].message());
 }
 
@@ -271,14 +275,14 @@ TEST(MemoryLiarTest, InvitationsOfTheLowestRankAreLookedAt) {
     const auto seen =
         outcomes(2, [&, message = message, code = code](int rank, std::vector<MemoryLink>& links) {
           if (rank == 0) {
-            links[0].send(message, Clock::now() + std::chrono::seconds(20));
+            links[0].send(message, soon());
             const Status report = next_message(links[0]);
             EXPECT_EQ(code, report.code());
-            links[0].send(report, Clock::now() + std::chrono::seconds(20));
+            links[0].send(report, soon());
           }
           return rank == 0;
         });
-    expect_failure(seen[1], code, text);
+    expect_error(seen[1], code, {text});
   }
 }
 
@@ -287,12 +291,12 @@ Status report_on(const Socket& descriptor) {
   const auto seen = outcomes(2, [&](int rank, std::vector<MemoryLink>& links) {
     if (rank == 0) {
       UnixListener door;
-      links[0].send(invite(total_bytes(2), door.name()), Clock::now() + std::chrono::seconds(20));
+      links[0].send(invite(total_bytes(2), door.name()), soon());
       const Patience patience(20, -1);
       EXPECT_TRUE(patience.sleep({{door.fd(), POLLIN, 0}}));
       const Socket caller = door.accept();
       EXPECT_TRUE(send_message(caller, "x", 1, descriptor.fd()));
-      links[0].send(next_message(links[0]), Clock::now() + std::chrono::seconds(20));
+      links[0].send(next_message(links[0]), soon());
     }
     return rank == 0;
   });
@@ -304,13 +308,13 @@ TEST(MemoryLiarTest, WhatIsPassedIsLookedAt) {
   ASSERT_EQ(0, pipe2(ends, O_CLOEXEC));
   const Socket pipe(ends[0]);
   const Socket other_end(ends[1]);
-  expect_failure(report_on(pipe), Code::kEngine, "another rank gave 0 bytes");
+  expect_error(report_on(pipe), Code::kEngine, {"another rank gave 0 bytes"});
   const Socket open_ended(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(0, ftruncate(open_ended.fd(), static_cast<off_t>(total_bytes(2))));
-  expect_failure(report_on(open_ended), Code::kEngine, "of a size that may change");
+  expect_error(report_on(open_ended), Code::kEngine, {"of a size that may change"});
   // It could be that of another job.
   const auto [memory, descriptor] = SharedMemory::create(total_bytes(2));
-  expect_failure(report_on(descriptor), Code::kEngine, "what rank 0 wrote into the shared memory");
+  expect_error(report_on(descriptor), Code::kEngine, {"what rank 0 wrote into the shared memory"});
 }
 
 TEST(MemoryLossTest, ARankThatHasDiedEndsItForAll) {
@@ -321,7 +325,7 @@ TEST(MemoryLossTest, ARankThatHasDiedEndsItForAll) {
     }
     return rank == 1;
   });
-  expect_failure(seen[0], Code::kPeerLost, "rank 1");
+  expect_error(seen[0], Code::kPeerLost, {"rank 1"});
   EXPECT_EQ(seen[0].message(), seen[2].message());
 }
 
@@ -332,110 +336,44 @@ TEST(MemoryLossTest, TheLowestRankThatHasDiedEndsItForAll) {
     }
     return rank == 0;
   });
-  expect_failure(seen[1], Code::kPeerLost, "rank 0");
-  expect_failure(seen[2], Code::kPeerLost, "rank 0");
+  expect_error(seen[1], Code::kPeerLost, {"rank 0"});
+  expect_error(seen[2], Code::kPeerLost, {"rank 0"});
 }
 
 TEST(MemoryLossTest, ARankThatSaysNothingIsNamedOnAll) {
-  std::promise<void> over;
-  const std::shared_future<void> all_know = over.get_future();
-  std::atomic<int> waiting{2};
-  TcpWorld world(3);
-  std::vector<Status> seen(3);
-  run_as_ranks(3, [&](int rank) {
-    if (rank == 1) {
-      const auto held = world.connector(1).establish({{0, ChannelKind::kMemory, 0, true, 5}});
-      all_know.wait();
-      return;
-    }
-    try {
-      share_memory(&world.connector(rank), sharing_of(3, rank, 0.3));
-    } catch (const Error& error) {
-      seen[static_cast<std::size_t>(rank)] = error.status();
-    }
-    if (--waiting == 0) {
-      over.set_value();
-    }
-  });
-  expect_failure(seen[0], Code::kTimeout, "for rank(s) 1 to map the memory of their host");
+  const auto seen = outcomes_beside(1, 3, wait_until_over, 0.3);
+  expect_error(seen[0], Code::kTimeout, {"for rank(s) 1 to map the memory of their host"});
   EXPECT_EQ(seen[0].message(), seen[2].message());
 }
 
 /// Others may take as long to connect to the lowest rank as it waits for what comes after that.
 TEST(MemoryLossTest, TheLowestRankHasTimeToBegin) {
   constexpr double kTimeout = 1;
-  TcpWorld world(2);
-  run_as_ranks(2, [&](int rank) {
-    if (rank == 0) {
-      const auto held = world.connector(0).establish({{1, ChannelKind::kMemory, 0, false, 5}});
-      std::this_thread::sleep_for(std::chrono::duration<double>(2 * kTimeout));
-      return;  // rank 1 still waits, so it learns that this one is gone
-    }
-    try {
-      share_memory(&world.connector(1), sharing_of(2, 1, kTimeout));
-      ADD_FAILURE() << "no error";
-    } catch (const Error& error) {
-      expect_failure(error.status(), Code::kPeerLost, "rank 0");
-    }
-  });
+  const auto wait = [](Socket& socket, const auto&) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(2 * kTimeout));
+    socket.close();  // rank 1 still waits, so it learns that this one is gone
+  };
+  expect_error(outcomes_beside(0, 2, wait, kTimeout)[1], Code::kPeerLost, {"rank 0"});
 }
 
 TEST(MemoryLossTest, TheLowestRankThatSaysNothingIsNamed) {
-  std::promise<void> over;
-  const std::shared_future<void> rank_1_knows = over.get_future();
-  TcpWorld world(2);
-  run_as_ranks(2, [&](int rank) {
-    if (rank == 0) {
-      const auto held = world.connector(0).establish({{1, ChannelKind::kMemory, 0, false, 5}});
-      rank_1_knows.wait();
-      return;
-    }
-    try {
-      share_memory(&world.connector(1), sharing_of(2, 1, 0.2));
-      ADD_FAILURE() << "no error";
-    } catch (const Error& error) {
-      expect_failure(error.status(), Code::kTimeout, "rank 0 has not made the memory");
-    }
-    over.set_value();
-  });
+  expect_error(outcomes_beside(0, 2, wait_until_over, 0.2)[1],
+               Code::kTimeout,
+               {"rank 0 has not made the memory"});
 }
-
-class InterruptTest : public testing::TestWithParam<int> {};
 
 /// The others do not come; another thread ends the wait.
-TEST_P(InterruptTest, EndsTheWait) {
-  const int waits = GetParam();
-  std::promise<void> connected;
-  std::promise<void> over;
-  const std::shared_future<void> interrupted = over.get_future();
-  TcpWorld world(2);
-  run_as_ranks(2, [&](int rank) {
-    if (rank != waits) {
-      const auto held =
-          world.connector(rank).establish({{1 - rank, ChannelKind::kMemory, 0, rank == 1, 5}});
-      connected.set_value();
-      interrupted.wait();
-      return;
-    }
+TEST(MemoryLossTest, AnInterruptEndsTheWait) {
+  for (const int odd : {0, 1}) {
     Cancellation cancellation;
-    MemorySharing sharing = sharing_of(2, rank);
-    sharing.interrupt = cancellation.fd();
-    std::thread other([&] {
-      connected.get_future().wait();
+    const auto interrupt = [&](Socket&, const auto& over) {
       cancellation.set({Code::kShutdown, "stop"});
-    });
-    try {
-      share_memory(&world.connector(rank), sharing);
-      ADD_FAILURE() << "no error";
-    } catch (const Error& error) {
-      EXPECT_EQ(Code::kShutdown, error.code()) << error.what();
-    }
-    other.join();
-    over.set_value();
-  });
+      over.wait();
+    };
+    const auto seen = outcomes_beside(odd, 2, interrupt, 20, cancellation.fd());
+    EXPECT_EQ(Code::kShutdown, seen[static_cast<std::size_t>(1 - odd)].code());
+  }
 }
-
-INSTANTIATE_TEST_SUITE_P(Ranks, InterruptTest, testing::Values(0, 1));
 
 /// Everybody can see the names of Unix sockets. Who has no nonce gets nothing, and keeps no rank
 /// from it.
@@ -480,7 +418,7 @@ TEST(MemoryStrangersTest, AreTurnedAwayAndDoNotDisturb) {
       SharedMemory memory = SharedMemory::map(given.descriptor, parts.total_bytes());
       parts.check(memory, 0);
       parts.take(memory, given.descriptor, 1);
-      links[0].send(Status(), Clock::now() + std::chrono::seconds(20));
+      links[0].send(Status(), soon());
       EXPECT_TRUE(next_message(links[0]).ok());
       return true;
     });

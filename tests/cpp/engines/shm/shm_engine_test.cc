@@ -23,10 +23,11 @@ class TwinHosts : public CrossHostReduce {
  public:
   explicit TwinHosts(int more) : more_(more) {}
   void start(int ticket, void* data, std::size_t count, DataType dtype, ReduceOp op) override {
+    EXPECT_EQ(0U, tickets_[ticket].count) << "ticket used twice";
     tickets_[ticket] = {data, count, dtype, op};
   }
   void finish(int ticket) override {
-    const Piece& piece = tickets_[ticket];
+    Piece& piece = tickets_[ticket];
     const std::vector<std::byte> copy(
         static_cast<std::byte*>(piece.data),
         static_cast<std::byte*>(piece.data) + piece.count * size_of(piece.dtype));
@@ -34,6 +35,7 @@ class TwinHosts : public CrossHostReduce {
       reduce(piece.data, copy.data(), piece.count, piece.dtype, piece.op);
     }
     total_ += piece.count;
+    piece.count = 0;
   }
   /// Elements that were combined.
   std::size_t total() const { return total_; }
