@@ -10,8 +10,10 @@ import pytest
 import aiacc.array as hvd
 from aiacc.collectives.handles import pending
 from tests.support import operations
+from tests.support.jobs import on_ranks
 from tests.support.operations import assert_equal
 from tests.support.ranks import run_ranks
+from tests.support.sizes import TWO_AND_THREE
 
 FRONT = operations.Frontend(hvd, np.asarray, np.asarray, tells_splits=False)
 
@@ -106,23 +108,18 @@ def test_every_operation_on_two_ranks():
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("size", [3, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("size", TWO_AND_THREE)
 def test_every_operation_over_mpi(size):
     run_ranks(size, _everything, launcher="mpirun", env={"AIACC_ENGINE": "mpi"})
 
 
-def _check_small_units():
-    hvd.init()
+@on_ranks(2, env={"AIACC_UNIT_BYTES": "4096", "AIACC_LANES": "3"})
+def test_tensors_larger_and_smaller_than_a_unit_on_several_lanes():
     _whole_table()
     big = operations.everyones(hvd.size(), (300_001,))
     total = hvd.allreduce(big[hvd.rank()], op=hvd.Sum)
     assert_equal(total, operations.reduced("Sum", big))
     _many_in_any_order()
-    hvd.shutdown()
-
-
-def test_tensors_larger_and_smaller_than_a_unit_on_several_lanes():
-    run_ranks(2, _check_small_units, env={"AIACC_UNIT_BYTES": "4096", "AIACC_LANES": "3"})
 
 
 GOOD = np.ones((2, 3), np.float32)
@@ -161,8 +158,8 @@ REFUSED_BY_TYPE = [
 ]
 
 
-def _refusals():
-    hvd.init()
+@on_ranks(2)
+def test_bad_input_is_refused_with_a_reason():
     operations.check_bool_has_no_average(FRONT)
     assert_equal(hvd.allgather(np.array([True])), np.ones(hvd.size(), bool))
     for kind, calls in ((ValueError, REFUSED), (TypeError, REFUSED_BY_TYPE)):
@@ -173,8 +170,3 @@ def _refusals():
         hvd.reducescatter(np.ones(2), op=hvd.Max)
     with pytest.warns(DeprecationWarning, match="average"):
         assert_equal(hvd.allreduce(GOOD, average=False), GOOD * hvd.size())
-    hvd.shutdown()
-
-
-def test_bad_input_is_refused_with_a_reason():
-    run_ranks(2, _refusals)

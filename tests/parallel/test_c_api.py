@@ -14,8 +14,10 @@ import aiacc
 import aiacc.array as hvd
 from aiacc.process_sets import add_process_set, remove_process_set
 from tests.support import fake_gpu
+from tests.support.jobs import on_ranks
 from tests.support.needed import missing
 from tests.support.ranks import ROOT, run_ranks
+from tests.support.sizes import TWO_AND_THREE
 
 LIBRARY = ROOT / "build/dev/tests/cpp/libbindings_c_api_job.so"
 PEER_LOST = 5
@@ -40,15 +42,11 @@ class _Frontend:
             raise AssertionError(self.library.job_failure().decode())
 
 
-def _state():
-    hvd.init()
+@on_ranks(2)
+def test_c_knows_what_python_has_started():
     one = add_process_set([1])
     _Frontend().run("state", hvd.rank(), hvd.size(), one.process_set_id)
     hvd.barrier()
-
-
-def test_c_knows_what_python_has_started():
-    run_ranks(2, _state)
 
 
 def _run(function):
@@ -85,7 +83,7 @@ def _groups_and_process_sets():
     frontend.run("removed_set", number)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", TWO_AND_THREE)
 @pytest.mark.parametrize("engine", ["tcp", "mpi"])
 def test_groups_and_process_sets(engine, size):
     launcher = "mpirun" if engine == "mpi" else "explicit"
@@ -138,18 +136,14 @@ def test_tensors_on_a_gpu(call):
     run_ranks(2, _run_on_fake_gpu, *call, env={"LD_LIBRARY_PATH": str(fake_gpu.LIBRARY.parent)})
 
 
-def _one_each():
-    hvd.init()
+@on_ranks(2)
+def test_c_meets_python_by_name():
     _Frontend().run("wait", b"from.c")
     if hvd.rank() == 0:
         _Frontend().run("wait", b"allreduce.mixed")
     else:
         value = np.array(2, np.float32)
         assert hvd.allreduce(value, name="mixed", postscale_factor=10) == 15
-
-
-def test_c_meets_python_by_name():
-    run_ranks(2, _one_each)
 
 
 def _end_with_pending():

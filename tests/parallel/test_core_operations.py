@@ -11,6 +11,7 @@ import aiacc
 import aiacc.array as hvd
 from aiacc import _core
 from aiacc.collectives import submission
+from tests.support.jobs import on_ranks
 from tests.support.ranks import run_ranks
 
 _FLOAT32 = 7
@@ -20,8 +21,8 @@ def _address(array):
     return array.__array_interface__["data"][0]
 
 
-def _times():
-    hvd.init()
+@on_ranks(2)
+def test_operations_tell_when_they_were_under_way():
     array = np.ones(1000, np.float32)
     began = time.perf_counter()
     outputs = [np.empty_like(array) for _ in range(2)]
@@ -38,20 +39,15 @@ def _times():
         _core.wait(handle)
         with pytest.raises(ValueError, match="not an outstanding handle"):
             _core.times(handle)
-    hvd.shutdown()
-
-
-def test_operations_tell_when_they_were_under_way():
-    run_ranks(2, _times)
 
 
 def _allreduces(shapes, codes):
     return _core.prepare(_core.ALLREDUCE, "test", "g", shapes, codes, 0, -1)
 
 
-def _mistakes():
+@on_ranks(1, 3)
+def test_what_does_not_fit_together_is_refused():
     """Of who calls the core; what front-ends offer are in tests/support/operations.py."""
-    hvd.init()
     size = hvd.size()
     for shapes, codes in (((), ()), (((1,),), (7, 7))):
         with pytest.raises(ValueError, match="as many shapes, at least 1"):
@@ -65,17 +61,11 @@ def _mistakes():
     for bad in ((1,) * (size + 1), (-1,) * size, (2,) * size):
         with pytest.raises(ValueError, match="split"):
             submission.alltoall("bad", (size,), 7, -1, bad).start(0, 0)
-    hvd.shutdown()
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_what_does_not_fit_together_is_refused(size):
-    run_ranks(size, _mistakes)
-
-
-def _leftovers():
+@on_ranks(1, 2)
+def test_a_submission_has_nothing_of_the_one_before():
     """Defaults hold whatever the submission before, whose memory is used again, was of."""
-    hvd.init()
     ones, one = np.ones(4, np.float32), ((1,), (1,))
     for before in (
         (_core.ALLREDUCE, "test", "a long name for one", one, (7, 7), 0, -1, hvd.Max, 2.0, 3.0, 1),
@@ -95,28 +85,16 @@ def _leftovers():
         for handle, total in zip(handles, sums, strict=True):
             _core.wait(handle)
             assert total.tolist() == [hvd.size()] * 4
-    hvd.shutdown()
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_submission_has_nothing_of_the_one_before(size):
-    run_ranks(size, _leftovers)
-
-
-def _proposals():
-    hvd.init()
+@on_ranks(1, 2, env={"AIACC_GPU_ALGORITHM": "ring"})
+def test_proposed_parameters():
     for algorithm in ("tree", "auto", ""):
         _core.propose_parameters(4096, 1, algorithm)
         hvd.barrier()  # its round, or an earlier one, has carried the proposal
         assert hvd.allreduce(np.ones(5000), op=hvd.Sum).tolist() == [hvd.size()] * 5000
     with pytest.raises(ValueError, match=r'algorithm "star".*expected auto, ring or tree'):
         _core.propose_parameters(4096, 1, "star")
-    hvd.shutdown()
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_proposed_parameters(size):
-    run_ranks(size, _proposals, env={"AIACC_GPU_ALGORITHM": "ring"})
 
 
 def _gather_from_who_has_joined():
@@ -139,8 +117,8 @@ def test_a_gather_that_meets_a_joined_rank_fails(size):
     assert len(set(run_ranks(size, _gather_from_who_has_joined))) == 1
 
 
-def _different_calls():
-    hvd.init()
+@on_ranks(3)
+def test_unnamed_operations_with_nothing_in_common():
     for _ in range(3):
         call = hvd.allreduce if hvd.rank() == 0 else hvd.allgather
         with pytest.raises(aiacc.MismatchError) as failure:
@@ -148,8 +126,3 @@ def _different_calls():
         for text in ("rank 0 for 'allreduce.noname.", "rank 1", "'allgather.noname."):
             assert text in str(failure.value)
         hvd.barrier()
-    hvd.shutdown()
-
-
-def test_unnamed_operations_with_nothing_in_common():
-    run_ranks(3, _different_calls)

@@ -12,6 +12,7 @@ import pytest
 import aiacc
 import aiacc.array as hvd
 from tests.support import footprint
+from tests.support.jobs import on_ranks
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.alone  # counts descriptors, threads and memory
@@ -183,8 +184,8 @@ def _listening_ports():
     return ports
 
 
-def _among_strangers():
-    hvd.init()
+@on_ranks(3, env={"AIACC_ENGINE": "tcp", "AIACC_CONNECT_TIMEOUT_S": "20"})
+def test_300_idle_strangers_and_few_descriptors():
     # Rank 1 has few descriptors; its strangers are of rank 0, which has enough.
     if hvd.rank() == 1:
         (port,) = _listening_ports()
@@ -205,8 +206,3 @@ def _among_strangers():
     hvd.barrier()
     for stranger in strangers:
         stranger.close()
-    hvd.shutdown()
-
-
-def test_300_idle_strangers_and_few_descriptors():
-    run_ranks(3, _among_strangers, env={"AIACC_ENGINE": "tcp", "AIACC_CONNECT_TIMEOUT_S": "20"})

@@ -15,6 +15,7 @@ import aiacc
 import aiacc.array as hvd
 from aiacc import _core
 from aiacc.process_sets import add_process_set, remove_process_set
+from tests.support.jobs import on_ranks
 from tests.support.ranks import free_port, run_ranks
 
 #: Seconds after which a survivor that has heard nothing hangs. Detection itself takes less than 1
@@ -52,7 +53,7 @@ def _survive(victim, sent_signal, clock):
     return str(first.value), seconds
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 4, pytest.param(3, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_survivors_of_a_lost_rank_name_it(size, sent, tmp_path):
     victim = size - 1
@@ -189,7 +190,7 @@ def _meet_and_go_on(call, met):
     _again_and_again(call)
 
 
-@pytest.mark.parametrize("delay_s", [0, 0.003, 0.02])
+@pytest.mark.parametrize("delay_s", [0, 0.003, pytest.param(0.02, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_rank_that_dies_ends_what_needs_all_ranks(moment, delay_s):
     run_ranks(3, _lose_the_last_rank, moment, delay_s, missing=[2], timeout=PATIENCE_S)
@@ -247,13 +248,13 @@ def _leave_after_a_barrier():
         hvd.shutdown()
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 4])
 def test_shutdown_of_a_fast_rank_spares_what_was_agreed(size):
     run_ranks(size, _leave_after_a_barrier, timeout=PATIENCE_S)
 
 
-def _outstanding_at_shutdown():
-    hvd.init()
+@on_ranks(2, timeout=PATIENCE_S)
+def test_outstanding_operation_fails_at_shutdown():
     hvd.barrier()
     if hvd.rank() == 0:
         handle = hvd.allreduce_async(np.ones(4), name="never")
@@ -266,10 +267,6 @@ def _outstanding_at_shutdown():
     hvd.shutdown()
     with pytest.raises(aiacc.CollectiveError, match="init"):
         hvd.allreduce(np.ones(4))
-
-
-def test_outstanding_operation_fails_at_shutdown():
-    run_ranks(2, _outstanding_at_shutdown, timeout=PATIENCE_S)
 
 
 def _dies_before_it_is_connected(victim):

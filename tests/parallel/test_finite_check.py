@@ -8,6 +8,7 @@ import pytest
 import aiacc
 import aiacc.array as hvd
 from tests.support.ranks import run_ranks
+from tests.support.sizes import TWO_AND_THREE
 
 VALUES = {"NaN": np.nan, "infinity": -np.inf}
 
@@ -43,7 +44,7 @@ def _give(value, raises):
 
 
 @pytest.mark.parametrize("what", VALUES)
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", TWO_AND_THREE)
 def test_warn_names_a_tensor_once_on_the_rank_that_gave_it(what, size, capfd):
     run_ranks(size, _give, VALUES[what], False, env={"AIACC_CHECK_FINITE": "warn"})
     lines = [line for line in capfd.readouterr().err.splitlines() if "[finite]" in line]
@@ -53,7 +54,7 @@ def test_warn_names_a_tensor_once_on_the_rank_that_gave_it(what, size, capfd):
 
 
 @pytest.mark.parametrize("what", VALUES)
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", TWO_AND_THREE)
 def test_raise_is_an_error_on_every_rank(what, size):
     texts = run_ranks(size, _give, VALUES[what], True, env={"AIACC_CHECK_FINITE": "raise"})
     assert len(set(texts)) == 1

@@ -56,7 +56,7 @@ def _reduce_one_large_tensor() -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("lanes", [1, 3, 4])
+@pytest.mark.parametrize("lanes", [1, 3, pytest.param(4, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_one_large_tensor_uses_all_lanes_alike_and_each_is_paced(lanes, ranks):
     pace = 64 * _MIB

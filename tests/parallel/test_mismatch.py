@@ -12,6 +12,7 @@ import aiacc
 import aiacc.array as hvd
 import aiacc.torch as torch_hvd
 from tests.support.ranks import run_ranks
+from tests.support.sizes import TWO_AND_THREE
 
 
 def _disagree(call, *texts):
@@ -72,7 +73,7 @@ def _all_disagreements():
     return messages
 
 
-@pytest.mark.parametrize("size", [3, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("size", TWO_AND_THREE)
 def test_disagreement_is_an_error_on_every_rank_and_not_fatal(size):
     results = run_ranks(size, _all_disagreements)
     assert all(messages == results[0] for messages in results)
@@ -115,7 +116,7 @@ def _same_name_and_another_operation():
     return messages
 
 
-@pytest.mark.parametrize("size", [3, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("size", TWO_AND_THREE)
 def test_one_name_for_two_kinds_of_operations_is_an_error_on_every_rank(size):
     results = run_ranks(size, _same_name_and_another_operation)
     assert all(messages == results[0] for messages in results)

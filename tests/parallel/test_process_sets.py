@@ -8,6 +8,7 @@ import pytest
 import aiacc
 import aiacc.array as hvd
 from aiacc.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from tests.support.jobs import on_ranks
 from tests.support.ranks import run_ranks
 
 
@@ -115,8 +116,8 @@ def test_sets_change_while_work_is_in_flight(size, launcher, env, engine):
     run_ranks(size, _change_while_busy, engine, launcher=launcher, env=env)
 
 
-def _mistakes():
-    hvd.init()
+@on_ranks(3)
+def test_mistakes_are_errors_on_every_rank_and_not_fatal():
     everyone = list(range(hvd.size()))
     added = add_process_set([0])
     for ranks in ([0], everyone, [], [0, hvd.size()], [-1, 0], [1, 1]):
@@ -136,10 +137,6 @@ def _mistakes():
     with pytest.raises(ValueError, match="not been initialized"):
         add_process_set([0])
     assert not remove_process_set(added)
-
-
-def test_mistakes_are_errors_on_every_rank_and_not_fatal():
-    run_ranks(3, _mistakes)
 
 
 def _static():

@@ -10,6 +10,7 @@ import tensorflow as tf
 import aiacc.tensorflow as hvd
 from aiacc.collectives.dtypes import DTYPE_CODES
 from tests.parallel.tensorflow.test_ops import ENV, SIZE, TIMEOUT_S
+from tests.support.keras_training import in_tensorflow
 from tests.support.ranks import run_ranks
 
 v1 = tf.compat.v1
@@ -33,8 +34,8 @@ def _check(variables, dtypes, root):
         )
 
 
-def _every_dtype():
-    hvd.init()
+@in_tensorflow
+def test_variables_of_every_dtype():
     rank = hvd.rank()
     dtypes = list(DTYPE_CODES)
 
@@ -67,15 +68,10 @@ def _every_dtype():
         values = session.run(variables)
     expected = ((np.arange(6) + 1) % 2).tolist()
     assert [value.astype(int).ravel().tolist() for value in values] == [expected] * 2
-    hvd.shutdown()
 
 
-def test_variables_of_every_dtype():
-    _run(_every_dtype)
-
-
-def _one_after_the_other_elsewhere():
-    hvd.init()
+@in_tensorflow
+def test_all_are_submitted_before_one_is_waited_for():
     variables = [tf.Variable([float(i + 10 * hvd.rank())]) for i in range(50)]
     for turn in range(2):
         name = f"w{turn}"
@@ -85,19 +81,14 @@ def _one_after_the_other_elsewhere():
             for i in reversed(range(50)):
                 variables[i].assign(hvd.broadcast(variables[i], 1, name=f"{name}[{i}]"))
         assert [float(v[0]) for v in variables] == [10.0 + i for i in range(50)]
-    hvd.shutdown()
-
-
-def test_all_are_submitted_before_one_is_waited_for():
-    _run(_one_after_the_other_elsewhere)
 
 
 def _address(variable):
     return np.frombuffer(memoryview(variable.read_value()), np.uint8).ctypes.data
 
 
-def _memory_of_the_root():
-    hvd.init()
+@in_tensorflow
+def test_variables_of_the_root_keep_their_memory():
     variables = [tf.Variable(tf.fill([size], float(hvd.rank()))) for size in (100_000, 3, 70)]
     before = [_address(variable) for variable in variables]
     hvd.broadcast_variables(variables, 0)
@@ -110,15 +101,10 @@ def _memory_of_the_root():
     assert not copy.numpy().any()
     assert not kept.numpy().any()
     assert variables[0].numpy().all()
-    hvd.shutdown()
 
 
-def test_variables_of_the_root_keep_their_memory():
-    _run(_memory_of_the_root)
-
-
-def _problems():
-    hvd.init()
+@in_tensorflow
+def test_variables_that_do_not_fit():
     rank = hvd.rank()
     variables = [tf.Variable(tf.zeros([1 + (rank if i == 2 else 0)]) + rank) for i in range(4)]
     for _ in range(2):
@@ -138,7 +124,3 @@ def _problems():
     hvd.shutdown()
     with pytest.raises(tf.errors.AbortedError):
         hvd.broadcast_variables(variables, 0)
-
-
-def test_variables_that_do_not_fit():
-    _run(_problems)

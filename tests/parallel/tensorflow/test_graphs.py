@@ -8,6 +8,7 @@ import threading
 import tensorflow as tf
 
 import aiacc.tensorflow as hvd
+from tests.support.jobs import on_ranks
 from tests.support.ranks import run_ranks
 
 SIZE = 2
@@ -17,9 +18,8 @@ ENV = {"TF_CPP_MIN_LOG_LEVEL": "2"}
 DEADLOCK_S = 60.0
 
 
-def _names_in_loops():
-    hvd.init()
-
+@on_ranks(SIZE, env=ENV, timeout=TIMEOUT_S)
+def test_iterations_that_run_at_once_may_have_one_name():
     @tf.function
     def together(start):  # nothing makes an iteration wait for the one before
         def body(i, totals):
@@ -37,11 +37,6 @@ def _names_in_loops():
         rank = hvd.rank()
         sums = together(tf.constant(start + rank))
         assert sums.numpy().tolist() == [2 * (i + start) + 1 for i in range(40)]
-    hvd.shutdown()
-
-
-def test_iterations_that_run_at_once_may_have_one_name():
-    run_ranks(SIZE, _names_in_loops, timeout=TIMEOUT_S, env=ENV)
 
 
 def _while_others_are_computed():

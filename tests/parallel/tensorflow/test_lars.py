@@ -12,8 +12,8 @@ import aiacc.tensorflow as hvd
 import aiacc.tensorflow.keras as hvd_keras
 from aiacc import optim
 from aiacc.keras.lars import LARS
-from tests.parallel.tensorflow.test_ops import ENV, SIZE, TIMEOUT_S
-from tests.support.ranks import run_ranks
+from tests.parallel.tensorflow.test_ops import SIZE
+from tests.support.keras_training import in_tensorflow
 
 BATCH = 4
 
@@ -64,8 +64,8 @@ def _equal_to_torch():
             LARS(**bad)
 
 
-def _learn(folder):
-    hvd.init()
+@in_tensorflow
+def test_lars(tmp_path):
     if hvd.rank() == 0:
         _equal_to_torch()
     random = np.random.default_rng(1)
@@ -90,15 +90,10 @@ def _learn(folder):
         found.append(model.get_weights())
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
-    path = f"{folder}/{hvd.rank()}.keras"
+    path = f"{tmp_path}/{hvd.rank()}.keras"
     model.save(path)
     loaded = hvd_keras.load_model(path, custom_optimizers=[LARS]).optimizer
     assert isinstance(loaded, LARS)
     assert {**loaded.get_config(), "name": ""} == {**model.optimizer.get_config(), "name": ""}
     for one, other in zip(loaded.variables, model.optimizer.variables, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
-    hvd.shutdown()
-
-
-def test_lars(tmp_path):
-    run_ranks(SIZE, _learn, str(tmp_path), timeout=TIMEOUT_S, env=ENV)

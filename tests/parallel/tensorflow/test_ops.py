@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import aiacc.tensorflow as hvd
 from tests.support import operations
+from tests.support.keras_training import in_tensorflow
 from tests.support.ranks import run_ranks
 
 SIZE = 2
@@ -26,23 +27,19 @@ def _run(function, *args, **kwargs):
 FRONT = operations.Frontend(hvd, tf.constant, lambda tensor: tensor.numpy(), in_place=False)
 
 
-def _at_once():
-    hvd.init()
+@in_tensorflow
+def test_every_operation_and_dtype_at_once():
     cases = operations.table(hvd.rank(), hvd.size(), shapes=operations.FEW_SHAPES)
     for number, case in enumerate(cases):
         operations.check(FRONT, case, number)
     operations.check_objects(hvd)
     operations.check_join(FRONT)
     hvd.barrier()
-    hvd.shutdown()
 
 
-def test_every_operation_and_dtype_at_once():
-    _run(_at_once)
-
-
-def _in_a_function():
-    hvd.init()
+@pytest.mark.fast
+@in_tensorflow
+def test_in_a_function():
     dtypes = [d for d in operations.DTYPES if d.name in ("float32", "bfloat16", "int64", "bool")]
     cases = list(operations.table(hvd.rank(), hvd.size(), dtypes, operations.FEW_SHAPES))
 
@@ -72,12 +69,6 @@ def _in_a_function():
 
     look.get_concrete_function()
     assert shapes == [[None, 2]] * 5
-    hvd.shutdown()
-
-
-@pytest.mark.fast
-def test_in_a_function():
-    _run(_in_a_function)
 
 
 def _factors_and_forms():
@@ -127,9 +118,8 @@ def test_factors_compression_slices_and_variables():
     _run(_factors_and_forms)
 
 
-def _gradients():
-    hvd.init()
-
+@in_tensorflow
+def test_gradients():
     def differentiate(call, inputs, upstream):
         with tf.GradientTape() as tape:
             tape.watch(inputs)
@@ -142,11 +132,6 @@ def _gradients():
 
     for way in (differentiate, compiled):
         operations.check_gradients(FRONT, way)
-    hvd.shutdown()
-
-
-def test_gradients():
-    _run(_gradients)
 
 
 def _in_any_order():
@@ -171,9 +156,9 @@ def test_a_function_may_submit_in_any_order():
     _run(_in_any_order)
 
 
-def _retraced_on_one_rank():
+@in_tensorflow
+def test_a_function_that_one_rank_traces_again():
     """Automatic names of nodes do not depend on how often a function was traced."""
-    hvd.init()
 
     @tf.function
     def step(x):
@@ -187,15 +172,10 @@ def _retraced_on_one_rank():
     batches = [4, 4, 4] if hvd.rank() else [4, 3, 2]
     sums = [float(step(tf.ones([rows]))) for rows in batches]
     assert sums == [12.0, 10.5, 9.0]
-    hvd.shutdown()
 
 
-def test_a_function_that_one_rank_traces_again():
-    _run(_retraced_on_one_rank)
-
-
-def _errors():
-    hvd.init()
+@in_tensorflow
+def test_errors():
     rank = hvd.rank()
     with pytest.raises(tf.errors.FailedPreconditionError, match=r"allreduce\.shapes.*\[2\].*\[3\]"):
         hvd.allreduce(tf.ones([2 + rank]), name="shapes")
@@ -219,10 +199,6 @@ def _errors():
         hvd.allreduce(1.0)
 
 
-def test_errors():
-    _run(_errors)
-
-
 def _lost():
     hvd.init()
     hvd.barrier()
@@ -237,8 +213,8 @@ def test_a_lost_rank():
     _run(_lost, missing={1})
 
 
-def _join_sets_and_restart():
-    hvd.init()
+@in_tensorflow
+def test_join_process_sets_and_a_second_start():
     rank = hvd.rank()
     for _ in range(rank):  # rank 1 has more data
         hvd.allreduce(1.0)
@@ -262,11 +238,6 @@ def _join_sets_and_restart():
     hvd.shutdown()
     hvd.init()
     assert hvd.allreduce(1.0, op=hvd.Sum).numpy() == 2.0
-    hvd.shutdown()
-
-
-def test_join_process_sets_and_a_second_start():
-    _run(_join_sets_and_restart)
 
 
 def _with_torch():

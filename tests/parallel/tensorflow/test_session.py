@@ -7,14 +7,14 @@ import pytest
 import tensorflow as tf
 
 import aiacc.tensorflow as hvd
-from tests.parallel.tensorflow.test_ops import ENV, SIZE, TIMEOUT_S
-from tests.support.ranks import run_ranks
+from tests.parallel.tensorflow.test_ops import SIZE
+from tests.support.keras_training import in_tensorflow
 
 v1 = tf.compat.v1
 
 
-def _train():
-    hvd.init()
+@in_tensorflow
+def test_optimizer_and_hook():
     rank = hvd.rank()
     with tf.Graph().as_default():
         weight = v1.get_variable("w", initializer=tf.constant([1.0 + rank, 2.0 + rank]))
@@ -41,15 +41,11 @@ def _train():
     np.testing.assert_allclose(found[0], np.array([2.0, 3.0]) - 0.2 * 2.5, rtol=1e-6)
     np.testing.assert_allclose(found[1][:, 0], 1.0 - 0.05 * np.array([2.5, 2.5, 0]), rtol=1e-6)
     np.testing.assert_allclose(found[2], -0.05 * 2.5, rtol=1e-6)  # divided by the ranks
-    hvd.shutdown()
 
 
-def test_optimizer_and_hook():
-    run_ranks(SIZE, _train, timeout=TIMEOUT_S, env=ENV)
-
-
-def _several_passes(average):
-    hvd.init()
+@pytest.mark.parametrize("average", [False, True])
+@in_tensorflow
+def test_several_passes_for_a_step(average):
     rank = hvd.rank()
     with tf.Graph().as_default():
         weight = v1.get_variable("w", initializer=tf.constant([1.0, 2.0]))
@@ -89,16 +85,10 @@ def _several_passes(average):
     rows_of_first = -np.array([[3.0], [9.0]]) / divisor
     np.testing.assert_allclose(seen[2][2], rows_of_first, rtol=1e-6)
     np.testing.assert_allclose(seen[2][3], -own * 3.0 / divisor, rtol=1e-6)
-    hvd.shutdown()
 
 
-@pytest.mark.parametrize("average", [False, True])
-def test_several_passes_for_a_step(average):
-    run_ranks(SIZE, _several_passes, average, timeout=TIMEOUT_S, env=ENV)
-
-
-def _broadcasts():
-    hvd.init()
+@in_tensorflow
+def test_broadcasts():
     with tf.Graph().as_default():
         variables = [v1.get_variable(f"v{i}", initializer=float(hvd.rank())) for i in range(3)]
         everything = hvd.broadcast_global_variables(1)
@@ -116,11 +106,6 @@ def _broadcasts():
             assert session.run(variables) == [0.0, 0.0, 0.0]
             assert session.run(size) == SIZE
             assert session.run(hvd.barrier()) is None
-    hvd.shutdown()
-
-
-def test_broadcasts():
-    run_ranks(SIZE, _broadcasts, timeout=TIMEOUT_S, env=ENV)
 
 
 def test_what_needs_a_graph_is_refused():
@@ -139,8 +124,8 @@ def test_optimizers_that_do_not_fit_are_refused():
         hvd.DistributedOptimizer(hvd.DistributedOptimizer(plain))
 
 
-def _two_losses():
-    hvd.init()
+@in_tensorflow
+def test_several_passes_of_two_losses_in_turn():
     with tf.Graph().as_default():
         variables = [v1.get_variable(name, initializer=1.0) for name in ("first", "second")]
         optimizer = hvd.DistributedOptimizer(
@@ -153,8 +138,3 @@ def _two_losses():
             for step in steps * 2:
                 session.run(step)
             assert session.run(variables) == [-1.0, -1.0]
-    hvd.shutdown()
-
-
-def test_several_passes_of_two_losses_in_turn():
-    run_ranks(SIZE, _two_losses, timeout=TIMEOUT_S, env=ENV)

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import aiacc.tensorflow as hvd
-from tests.parallel.tensorflow.test_ops import ENV, SIZE, TIMEOUT_S
-from tests.support.ranks import run_ranks
+from tests.parallel.tensorflow.test_ops import SIZE
+from tests.support.keras_training import in_tensorflow
 
 #: Images of each rank.
 ROWS = (3, 5)
@@ -62,8 +63,8 @@ def _as_one_process(rows, dtype, axis, compiled, masked):
         yield ours.numpy(), theirs.numpy()
 
 
-def _cases():
-    hvd.init()
+@in_tensorflow
+def test_ranks_normalise_as_one_process():
     for case in (
         (ROWS, "float32", -1, False, False),
         (ROWS, "float32", -1, True, True),
@@ -92,16 +93,12 @@ def _cases():
     local(_images(hvd.rank()), training=True)
     everyones = hvd.allgather(local.moving_mean.numpy()[None])
     assert not np.allclose(everyones[0], everyones[1])
-    hvd.shutdown()
 
 
-def test_ranks_normalise_as_one_process():
-    run_ranks(SIZE, _cases, timeout=TIMEOUT_S, env=ENV)
-
-
-def _fit(folder):
+@pytest.mark.fast
+@in_tensorflow
+def test_under_fit_and_saved(tmp_path):
     """A model that is trained by two ranks, and the same by one process."""
-    hvd.init()
 
     def model_with(layer):
         keras.utils.set_random_seed(1)
@@ -124,14 +121,9 @@ def _fit(folder):
     for ours, theirs in zip(model.variables, alone.variables, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
-    path = Path(folder) / str(hvd.rank()) / "model.keras"
+    path = Path(tmp_path) / str(hvd.rank()) / "model.keras"
     path.parent.mkdir()  # Keras 3.4 writes files of fixed names beside it
     model.save(path)
     again = keras.models.load_model(path)
     assert isinstance(again.layers[1], hvd.SyncBatchNormalization)
     np.testing.assert_array_equal(again.predict(x[0], verbose=0), model.predict(x[0], verbose=0))
-    hvd.shutdown()
-
-
-def test_under_fit_and_saved(tmp_path):
-    run_ranks(SIZE, _fit, str(tmp_path), timeout=TIMEOUT_S, env=ENV)

@@ -10,16 +10,12 @@ import tf_keras
 import aiacc.tensorflow as hvd
 import aiacc.tensorflow.keras as hvd_keras
 from tests.parallel.tensorflow.test_ops import ENV, SIZE, TIMEOUT_S
-from tests.support.ranks import run_ranks
+from tests.support.jobs import on_ranks
 
 STEPS = 4
+in_tf_keras = on_ranks(SIZE, env={**ENV, "TF_USE_LEGACY_KERAS": "1"}, timeout=TIMEOUT_S)
 LEGACY = tf_keras.optimizers.legacy
 LSO = tf_keras.mixed_precision.LossScaleOptimizer
-
-
-def _run(function, *args):
-    env = {**ENV, "TF_USE_LEGACY_KERAS": "1"}
-    return run_ranks(SIZE, function, *args, timeout=TIMEOUT_S, env=env)
 
 
 def _model(kind=tf_keras.Model):
@@ -94,8 +90,8 @@ class _OwnStep(tf_keras.Model):
         return {"loss": loss}
 
 
-def _optimizers():
-    hvd.init()
+@in_tf_keras
+def test_optimizers_under_fit():
     for make in (
         lambda: tf_keras.optimizers.Adam(0.05, clipnorm=0.1, weight_decay=0.1),
         lambda: LEGACY.SGD(0.05, momentum=0.9, clipnorm=0.1),
@@ -136,15 +132,10 @@ def _optimizers():
         model.fit(inputs, targets, batch_size=4, shuffle=False, verbose=0)
         for number, variable in enumerate(model.trainable_variables):
             _check_alike(variable, alike=number >= 2)
-    hvd.shutdown()
 
 
-def test_optimizers_under_fit():
-    _run(_optimizers)
-
-
-def _xla():
-    hvd.init()
+@in_tf_keras
+def test_xla_compiles_the_update_but_not_the_reduction():
     # tf_keras compiles the update of a variable by itself; gradients are reduced before.
     optimizer = hvd.DistributedOptimizer(tf_keras.optimizers.Adam(0.05, epsilon=1e-3))
     optimizer.jit_compile = True
@@ -156,26 +147,21 @@ def _xla():
         model.fit(*_flat(hvd.rank()), batch_size=4, verbose=0)
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
-    hvd.shutdown()
 
 
-def test_xla_compiles_the_update_but_not_the_reduction():
-    _run(_xla)
-
-
-def _saved(folder):
-    hvd.init()
+@in_tf_keras
+def test_models_are_saved_and_loaded(tmp_path):
     data = _flat(hvd.rank())
     for number, (make, suffix) in enumerate(
         [
             (lambda: tf_keras.optimizers.Adam(0.05), ".keras"),
-            (lambda: tf_keras.optimizers.Adam(0.05), ""),  # a folder, the SavedModel format
+            (lambda: tf_keras.optimizers.Adam(0.05), ""),  # a tmp_path, the SavedModel format
             (lambda: LEGACY.Adam(0.05), ".h5"),
             (lambda: LSO(tf_keras.optimizers.SGD(0.05, momentum=0.9)), ".keras"),
         ]
     ):
         model = _fit(hvd.DistributedOptimizer(make()))
-        path = f"{folder}/{hvd.rank()}-{number}{suffix}"
+        path = f"{tmp_path}/{hvd.rank()}-{number}{suffix}"
         model.save(path)
         objects = {"SyncBatchNormalization": hvd.SyncBatchNormalization}
         plain = tf_keras.models.load_model(path, objects)
@@ -194,11 +180,6 @@ def _saved(folder):
         for each in (again, model):
             each.fit(*data, batch_size=4, shuffle=False, verbose=0)
         _check(again, [variable.numpy() for variable in model.variables])
-    hvd.shutdown()
-
-
-def test_models_are_saved_and_loaded(tmp_path):
-    _run(_saved, str(tmp_path))
 
 
 #: Of each step that of rank 0 and that of rank 1: the second and the fourth are to be skipped.
@@ -220,8 +201,8 @@ def _step_of(optimizer, variables, compiled):
     return tf.function(apply) if compiled else apply
 
 
-def _loss_scales():
-    hvd.init()
+@in_tf_keras
+def test_both_orders_of_loss_scaling_skip_a_step_on_all_ranks():
     rank = hvd.rank()
     for make in (lambda: tf_keras.optimizers.SGD(0.1), lambda: LEGACY.SGD(0.1)):
         for order in (_around, _inside):
@@ -251,11 +232,6 @@ def _loss_scales():
         models = [_fit(hvd.DistributedOptimizer(wrap(make()))) for wrap in (lambda o: o, LSO)]
         assert isinstance(models[0].optimizer, LSO)
         _check(models[0], [variable.numpy() for variable in models[1].variables])
-    hvd.shutdown()
-
-
-def test_both_orders_of_loss_scaling_skip_a_step_on_all_ranks():
-    _run(_loss_scales)
 
 
 class _Rates(tf_keras.callbacks.Callback):
@@ -267,8 +243,8 @@ class _Rates(tf_keras.callbacks.Callback):
         self.rates.append(round(float(np.asarray(self.model.optimizer.learning_rate)), 6))
 
 
-def _callbacks(folder):
-    hvd.init()
+@in_tf_keras
+def test_callbacks(tmp_path):
     callbacks = hvd_keras.callbacks
     for make in (tf_keras.optimizers.SGD, LEGACY.SGD):
         model = _model()
@@ -286,7 +262,7 @@ def _callbacks(folder):
         ]
         if hvd.rank() == 0:
             chosen.append(callbacks.BestModelCheckpoint(monitor="loss"))
-            chosen[-1].filepath = f"{folder}/best.keras"
+            chosen[-1].filepath = f"{tmp_path}/best.keras"
         history = model.fit(
             *_flat(hvd.rank()), batch_size=8, epochs=3, shuffle=False, verbose=0, callbacks=chosen
         ).history
@@ -299,10 +275,5 @@ def _callbacks(folder):
         for variable in [*model.variables[1:], *model.optimizer.variables()]:
             _check_alike(variable)
         if hvd.rank() == 0:
-            best = tf_keras.models.load_model(f"{folder}/best.keras")
+            best = tf_keras.models.load_model(f"{tmp_path}/best.keras")
             assert type(best.optimizer) is make
-    hvd.shutdown()
-
-
-def test_callbacks(tmp_path):
-    _run(_callbacks, str(tmp_path))
