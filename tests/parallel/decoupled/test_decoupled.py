@@ -21,6 +21,7 @@ from tests.parallel.decoupled.decoupled_training import (
     net,
     rows,
     start,
+    values,
     wrap,
 )
 from tests.parallel.torch.test_optimizer_situations import KINDS, Net, scheduled, two_groups
@@ -107,8 +108,7 @@ def _scaled(training):
 @on_ranks(3)
 def test_ranks_that_have_no_part_of_the_parameters(kind):
     training = compare_late(_scaled, Recipe(_tiny, KINDS[kind], _tiny_loss))
-    parts = training.optimizer.param_groups[0]["params"]
-    assert 0 in hvd.allgather_object(sum(part.numel() for part in parts))
+    assert 0 in hvd.allgather_object(len(training.optimizer._shards._segments))
     training.load(training.state())
     training.backward(9)
     training.clip(1.0)
@@ -161,3 +161,43 @@ def test_a_gradient_that_another_hook_drops_on_a_rank_counts_as_zeros(later):
         assert (alike | unchanged).all()
         assert alike.any()
         assert batch == 2 or alike.all()
+
+
+# --- gradients that are not finite, of which each rank has a part
+
+
+def _infinite(model, rank, batch):
+    return loss(model, rank, batch) + model[0].weight[0, 0] * float("inf")
+
+
+@pytest.mark.parametrize("order", [2.0, -1.0])
+@on_ranks(2)
+def test_a_scaler_after_clipping_that_failed_or_hid_infinity(order):
+    """The norm of order -1 of what has infinity is finite: the scaler's own question finds it."""
+    training = start()
+    before = values(training.model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
+    training.backward(0, loss=_infinite, scaler=scaler)
+    if order == 2.0:
+        with pytest.raises(RuntimeError, match=r"norm of order 2.0 of the gradients is inf"):
+            training.optimizer.clip_grad_norm_(1.0, error_if_nonfinite=True)
+    else:
+        assert training.clip(1.0, order).isfinite()
+    training.step(scaler)
+    assert scaler.get_scale() == 2.0
+    assert all(map(torch.equal, training.model.parameters(), before))
+    train(training, [1])
+    assert all(bool(parameter.isfinite().all()) for parameter in training.model.parameters())
+
+
+@on_ranks(2)
+def test_large_gradients_are_finite():
+    """A sum of one rank's elements overflows, and all of them are finite."""
+    model = nn.Linear(64, 64, bias=False)
+    optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.0))
+    factors = torch.zeros(64, 64)
+    factors[:32] = 1e38  # in rank 0's half
+    (model.weight * factors).sum().backward()
+    optimizer.synchronize()
+    given = [part.grad for part in optimizer.param_groups[0]["params"] if part.grad is not None]
+    assert [float(part.max()) for part in given] == [pytest.approx([1e38, 0.0][hvd.rank()])]
