@@ -182,8 +182,8 @@ def test_a_wait_that_begins_in_a_shutdown_lasts_until_memory_is_free():
     run_ranks(2, _wait_while_it_shuts_down)
 
 
-def _survive():
-    hvd.init()
+@on_ranks(2, missing={1})
+def test_a_lost_rank_reaches_the_callbacks_once():
     rank = hvd.rank()
     frontend = _Frontend()
     hvd.barrier()
@@ -193,7 +193,3 @@ def _survive():
     frontend.run("pending_failed", PEER_LOST, b"rank 1")
     frontend.run("is_over", PEER_LOST)
     aiacc.shutdown()
-
-
-def test_a_lost_rank_reaches_the_callbacks_once():
-    run_ranks(2, _survive, missing={1})

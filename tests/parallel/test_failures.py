@@ -72,23 +72,29 @@ def test_survivors_of_a_lost_rank_name_it(size, sent, tmp_path):
         assert f"rank {victim}" in message
 
 
-def _wait_for_the_dead(victim):
+@on_ranks(3, missing=[0], timeout=PATIENCE_S)
+def test_blocked_barrier_ends_when_a_rank_dies():
     """The error reaches a rank that waits for nothing but this operation of the dead one."""
-    hvd.init()
-    if hvd.rank() == victim:
+    if hvd.rank() == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(aiacc.PeerLostError):
         hvd.barrier()
-    hvd.shutdown()
 
 
-def test_blocked_barrier_ends_when_a_rank_dies():
-    run_ranks(3, _wait_for_the_dead, 0, missing=[0], timeout=PATIENCE_S)
-
-
-def _lose_a_rank_that_others_connect_to(sent_signal):
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+@on_ranks(
+    3,
+    missing=[2],
+    timeout=PATIENCE_S,
+    env={
+        "AIACC_ENGINE": "tcp",  # which connects, and can be slow
+        "AIACC_PEER_TIMEOUT_S": "1",
+        "AIACC_LANES": "1",
+        "AIACC_TEST_PACE_BYTES": "1000000",
+    },
+)
+def test_a_lost_rank_ends_a_first_all_to_all_that_connects(sent):
     """Ranks 1 and 2 are in a slow unit of theirs, rank 0 is in the first all-to-all after it."""
-    hvd.init()
     part = add_process_set([1, 2])
     handles = []
     if part.included():
@@ -100,36 +106,19 @@ def _lose_a_rank_that_others_connect_to(sent_signal):
     def lose_it():
         hvd.allreduce(np.ones(3), name="agreed on after both")  # rank 2 may be the first to have it
         if hvd.rank() == 2:
-            os.kill(os.getpid(), sent_signal)
+            os.kill(os.getpid(), sent)
         hvd.synchronize(handles[-1])
 
     with pytest.raises(aiacc.PeerLostError, match="rank 2"):
         lose_it()
-    hvd.shutdown()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_rank_ends_a_first_all_to_all_that_connects(sent):
-    run_ranks(
-        3,
-        _lose_a_rank_that_others_connect_to,
-        sent,
-        missing=[2],
-        timeout=PATIENCE_S,
-        env={
-            "AIACC_ENGINE": "tcp",  # which connects, and can be slow
-            "AIACC_PEER_TIMEOUT_S": "1",
-            "AIACC_LANES": "1",
-            "AIACC_TEST_PACE_BYTES": "1000000",
-        },
-    )
-
-
-def _leave_a_worker_behind(victim, pid_file):
-    """A loader's worker, forked, outlives its rank."""
-    hvd.init()
+@on_ranks(2, missing=[1], timeout=PATIENCE_S, env={"AIACC_PEER_TIMEOUT_S": str(10 * PATIENCE_S)})
+def test_a_worker_that_outlives_its_rank_does_not_hide_its_death(tmp_path):
+    """A loader's worker, forked."""
+    pid_file = tmp_path / "pid"
     hvd.allreduce(np.ones(3), name="warm")
-    if hvd.rank() == victim:
+    if hvd.rank() == 1:
         worker = multiprocessing.get_context("fork").Process(target=threading.Event().wait)
         worker.start()
         pid_file.write_text(str(worker.pid))
@@ -140,19 +129,6 @@ def _leave_a_worker_behind(victim, pid_file):
     worker_pid = int(pid_file.read_text())
     os.kill(worker_pid, 0)  # is still there
     os.kill(worker_pid, signal.SIGKILL)
-    hvd.shutdown()
-
-
-def test_a_worker_that_outlives_its_rank_does_not_hide_its_death(tmp_path):
-    run_ranks(
-        2,
-        _leave_a_worker_behind,
-        1,
-        tmp_path / "pid",
-        missing=[1],
-        timeout=PATIENCE_S,
-        env={"AIACC_PEER_TIMEOUT_S": str(10 * PATIENCE_S)},
-    )
 
 
 def _join_with_work_in_flight():
@@ -168,9 +144,11 @@ MOMENTS = {
 }
 
 
-def _lose_the_last_rank(moment, delay_s):
+@pytest.mark.parametrize("delay_s", [0, 0.003, pytest.param(0.02, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("moment", MOMENTS)
+@on_ranks(3, timeout=PATIENCE_S, missing=[2])
+def test_a_rank_that_dies_ends_what_needs_all_ranks(moment, delay_s):
     """It dies before the survivors' call, or by a timer at some moment of it."""
-    hvd.init()
     victim = hvd.rank() == hvd.size() - 1
     if victim:
         hvd.barrier()
@@ -180,7 +158,6 @@ def _lose_the_last_rank(moment, delay_s):
         signal.setitimer(signal.ITIMER_REAL, delay_s)  # nobody handles the signal: it kills
     with pytest.raises(aiacc.PeerLostError, match=f"rank {hvd.size() - 1}"):
         _meet_and_go_on(MOMENTS[moment], met=victim)
-    hvd.shutdown()
 
 
 def _meet_and_go_on(call, met):
@@ -188,12 +165,6 @@ def _meet_and_go_on(call, met):
     if not met:
         hvd.barrier()
     _again_and_again(call)
-
-
-@pytest.mark.parametrize("delay_s", [0, 0.003, pytest.param(0.02, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_rank_that_dies_ends_what_needs_all_ranks(moment, delay_s):
-    run_ranks(3, _lose_the_last_rank, moment, delay_s, missing=[2], timeout=PATIENCE_S)
 
 
 def _go_on_without(victim, port):

@@ -14,7 +14,8 @@ import pytest
 import aiacc.array as hvd
 from aiacc import _core
 from tests.support.needed import missing
-from tests.support.ranks import ROOT, free_port, rank_environment, run_ranks
+from tests.support.programs import LIMIT_S, ROOT
+from tests.support.ranks import free_port, rank_environment, run_ranks
 
 #: Number of elements: of the express lane, of one unit, and of several units on all lanes.
 COUNTS = (3, 50_001, 2_000_003)
@@ -141,5 +142,5 @@ def test_ranks_in_containers_of_one_network_share_memory():
         )
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    said = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said

@@ -57,10 +57,14 @@ def _run(module: str, name: str, port: int) -> None:
         dist.destroy_process_group()
 
 
-def lose(victim: int, port: int) -> None:
+def lose(victim: int) -> None:
     """End the process of a rank when the others are past a barrier, which they would lose else."""
     me, size = dist.get_rank(), dist.get_world_size()
-    store = dist.TCPStore("127.0.0.1", port, size, is_master=me == victim, wait_for_workers=False)
+    ports = [free_port() if me == victim else 0]
+    dist.broadcast_object_list(ports, victim)
+    store = dist.TCPStore(
+        "127.0.0.1", ports[0], size, is_master=me == victim, wait_for_workers=False
+    )
     dist.barrier()
     if me == victim:
         store.wait([str(rank) for rank in range(size) if rank != victim])

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import aiacc
-from tests.support.process_group import assert_equal, join
+from tests.support.process_group import assert_equal, in_group, join
 from tests.support.ranks import free_port, run_ranks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
@@ -192,8 +192,8 @@ def test_messages(size, checks):
     run_ranks(size, _job, free_port(), checks)
 
 
-def _lose_the_sender(port):
-    join(port)
+@in_group(2, missing=[1])
+def test_a_lost_sender_is_an_error():
     dist.barrier()
     if dist.get_rank() == 1:
         os._exit(3)
@@ -202,9 +202,3 @@ def _lose_the_sender(port):
             dist.recv(torch.ones(1), source)
     with pytest.raises(aiacc.PeerLostError, match="rank 1"):
         dist.send(torch.ones(1), 1)
-    dist.destroy_process_group()
-    return "survived"
-
-
-def test_a_lost_sender_is_an_error():
-    assert run_ranks(2, _lose_the_sender, free_port(), missing=[1])[0] == "survived"

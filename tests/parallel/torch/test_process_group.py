@@ -332,22 +332,14 @@ def test_shares_the_runtime_of_hvd():
     run_ranks(2, _with_the_runtime_there, free_port())
 
 
-def _lose_a_rank(port, store_port):
-    join(port)
-    lose(1, store_port)
+@in_group(3, missing=[1])
+def test_a_lost_rank_is_an_error():
+    lose(1)
     future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
     with pytest.raises(RuntimeError, match="rank 1"):
         future.wait()
     with pytest.raises(aiacc.PeerLostError, match="rank 1"):
         dist.all_reduce(torch.ones(1))
-    dist.destroy_process_group()
-    return "survived"
-
-
-def test_a_lost_rank_is_an_error():
-    assert (
-        run_ranks(3, _lose_a_rank, free_port(), free_port(), missing=[1])[::2] == ["survived"] * 2
-    )
 
 
 def _by_launcher(before):
