@@ -26,10 +26,7 @@ DENSE_KIB = 437_888 * 4 / 1024
 def _summary(launcher, size, *options, env=None):
     steps = ("--steps", str(STEPS))
     ended = run_example(launcher, size, "compressed_text.py", *steps, *options, env=env)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = SUMMARY.findall(ended.stdout)
-    assert len(found) == 1, ended.stdout + ended.stderr
-    loss, compression, kib, ranks = found[0]
+    ((loss, compression, kib, ranks),) = SUMMARY.findall(ended.stdout)
     assert int(ranks) == size
     assert float(loss) < LEARNED
     return compression, float(kib)
@@ -45,18 +42,14 @@ def test_under_every_launcher(launcher, size):
 @pytest.mark.parametrize(
     ("codec", "share"),
     # Of codecs tables of less than 16,384 elements, and biases, stay float32: 3 % of all.
-    [("bf16", 0.52), ("int8", 0.28), ("mstopk:density=0.01", 0.05)],
+    # Of the chooser's choice is only known that it ends.
+    [("bf16", 0.52), ("int8", 0.28), ("mstopk:density=0.01", 0.05), ("auto:bf16+int8", 2.0)],
 )
 def test_codecs_send_less(codec, share):
     engine = {"AIACC_ENGINE": "tcp"}
     compression, kib = _summary("aiaccrun", 2, "--compression", codec, env=engine)
     assert compression == codec
     assert kib < share * DENSE_KIB
-
-
-def test_auto_ends():
-    engine, auto = {"AIACC_ENGINE": "tcp"}, "auto:bf16+int8"
-    assert _summary("aiaccrun", 2, "--compression", auto, env=engine)[0] == auto
 
 
 @pytest.mark.parametrize(

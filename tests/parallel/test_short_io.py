@@ -5,8 +5,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -16,7 +14,9 @@ import aiacc
 import aiacc.array as hvd
 from bench.network import native
 from tests.support.needed import needs
-from tests.support.ranks import ROOT, run_ranks
+from tests.support.programs import ROOT, run_python
+from tests.support.ranks import run_ranks
+from tests.support.sizes import TWO_AND_THREE
 
 _needed = needs("" if shutil.which("cc") else "no cc on PATH")
 
@@ -67,13 +67,12 @@ def _talk_to_itself():
 
 
 def test_the_library_cuts_calls_on_tcp_sockets_only():
-    command = "from tests.parallel import test_short_io as here; here._talk_to_itself()"
-    subprocess.run(
-        [sys.executable, "-c", command],
-        env={"LD_PRELOAD": str(native.short_io()), "PYTHONPATH": str(ROOT)},
-        check=True,
-        timeout=60,
+    done = run_python(
+        "from tests.parallel import test_short_io as here; here._talk_to_itself()",
+        LD_PRELOAD=str(native.short_io()),
+        PYTHONPATH=str(ROOT),
     )
+    assert done.returncode == 0, done.stderr
 
 
 def _reduce_and_leave(engine):
@@ -96,7 +95,7 @@ def _reduce_and_leave(engine):
 
 
 @pytest.mark.parametrize("engine", ["tcp", "hierarchical"])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", TWO_AND_THREE)
 def test_ranks_get_the_right_numbers(engine, size):
     env = {"LD_PRELOAD": str(native.short_io()), "AIACC_ENGINE": engine, "AIACC_UNIT_BYTES": "64K"}
     run_ranks(size, _reduce_and_leave, engine, env=env)

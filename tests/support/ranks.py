@@ -156,13 +156,18 @@ def launch_command(launcher: str, size: int, program: list[str]) -> list[str]:
 
 
 def run_example(
-    launcher: str, size: int, example: str, *options: str, env: Mapping[str, str] | None = None
+    launcher: str,
+    size: int,
+    example: str,
+    *options: str,
+    env: Mapping[str, str] | None = None,
+    check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a file of examples/, unchanged, with the aiacc that is installed."""
+    """Run a file of examples/, unchanged, with the aiacc that is installed; see `run_program`."""
     variables = rank_environment({"TF_CPP_MIN_LOG_LEVEL": "2", **(env or {})})
     variables.pop("PYTHONPATH")
     command = launch_command(launcher, size, [f"examples/{example}", *options])
-    return run_program(command, env=variables)
+    return run_program(command, env=variables, check=check)
 
 
 def mpirun(flavour: str) -> list[str]:
