@@ -1,19 +1,17 @@
 #include "csrc/engines/coded_all_reduce.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <limits>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "csrc/base/error.h"
 #include "tests/cpp/engines/coded_sums.h"
 #include "tests/cpp/engines/engine_checks.h"
 #include "tests/cpp/engines/hierarchical_engines.h"
+#include "tests/cpp/support/errors.h"
 
 namespace aiacc {
 namespace {
@@ -253,23 +251,10 @@ TEST_P(CodedAllReduceTest, AnAbortEndsItWithItsError) {
       return;
     }
     for (const Coding& coding : {kInt8, kLargest, kRandom}) {
-      std::atomic<bool> running{false};
-      Status seen;
-      std::thread blocked([&] {
-        CodedRank mine = given(size(), 100'000, true)[static_cast<std::size_t>(rank)];
-        running = true;
-        try {
-          reduce(engine, mine, coding, rank, size());
-        } catch (const Error& error) {
-          seen = error.status();
-        }
-      });
-      while (!running) {
-        std::this_thread::yield();
-      }
+      CodedRank mine = given(size(), 100'000, true)[static_cast<std::size_t>(rank)];
+      BlockedCall blocked([&] { reduce(engine, mine, coding, rank, size()); });
       engine.abort(Status(Code::kShutdown, "stop now"));
-      blocked.join();
-      EXPECT_EQ("stop now", seen.message());
+      EXPECT_EQ("stop now", blocked.join().message());
     }
   });
 }

@@ -13,6 +13,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/base/log.h"
+#include "tests/cpp/support/errors.h"
 
 namespace aiacc {
 namespace {
@@ -36,6 +37,10 @@ class GreetingsTest : public testing::Test {
   static void say(Socket& socket, const void* data, std::size_t bytes) {
     socket.send_all(data, bytes, "rank 0", soon());
   }
+  static void say_hello(Socket& socket, std::uint32_t from) {
+    const Hello hello = hello_of(from);
+    say(socket, &hello, sizeof hello);
+  }
 
   /// Serves whenever there is something to do, as whoever waits does, until `done` or for 20 s.
   template <class Done>
@@ -58,12 +63,7 @@ class GreetingsTest : public testing::Test {
 
   static bool is_closed(Socket& socket) {
     char byte = 0;
-    try {
-      socket.recv_some(&byte, 1, "rank 0");
-      return false;
-    } catch (const Error&) {
-      return true;
-    }
+    return !status_of([&] { socket.recv_some(&byte, 1, "rank 0"); }).ok();
   }
 
   Listener listener_{"127.0.0.1"};
@@ -119,8 +119,7 @@ TEST_F(GreetingsTest, WhoSaysItsHelloInTimeNeverGivesWay) {
   for (std::uint32_t i = 0; i < 300; ++i) {
     all.push_back(connected());
     if (i % 3 == 0) {
-      const Hello hello = hello_of(i);
-      say(all.back(), &hello, sizeof hello);
+      say_hello(all.back(), i);
     }
   }
   ASSERT_TRUE(serve_until(greetings, [&] { return from_.size() == 100; }));
@@ -133,8 +132,7 @@ TEST_F(GreetingsTest, AFloodOfShortVisitsLeavesNothing) {
     connected().close();
   }
   Socket rank = connected();
-  const Hello hello = hello_of(7);
-  say(rank, &hello, sizeof hello);
+  say_hello(rank, 7);
   ASSERT_TRUE(serve_until(greetings, [&] { return !from_.empty() && greetings.count() == 0; }));
 }
 

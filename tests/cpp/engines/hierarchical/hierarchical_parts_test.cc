@@ -6,16 +6,15 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "csrc/base/error.h"
 #include "csrc/engines/local/local_engine.h"
 #include "tests/cpp/engines/engine_checks.h"
 #include "tests/cpp/engines/hierarchical_engines.h"
+#include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/fakes/fake_engine.h"
 
 namespace aiacc {
@@ -146,12 +145,8 @@ TEST(HierarchicalFallback, IsForMemoryAlone) {
     TcpWorld world(3);
     std::atomic<int> failed{0};
     run_as_ranks(3, [&](int rank, RankThreads&) {
-      try {
-        connect(world, hosts, rank, levels);
-      } catch (const Error& error) {
-        EXPECT_EQ(Code::kPeerLost, error.code()) << error.what();
-        ++failed;
-      }
+      const Status status = status_of([&] { connect(world, hosts, rank, levels); });
+      failed += status.code() == Code::kPeerLost ? 1 : 0;
     });
     EXPECT_EQ(3, failed);
   }
@@ -176,15 +171,7 @@ TEST(HierarchicalFallback, AnAbortEndsTheWaitForOthers) {
     if (rank == 1) {
       return;
     }
-    Status seen;
-    std::thread splitting([&] {
-      try {
-        engine.split({0, 2, 3}, 0);
-        ADD_FAILURE() << "no error";
-      } catch (const Error& error) {
-        seen = error.status();
-      }
-    });
+    BlockedCall splitting([&] { engine.split({0, 2, 3}, 0); });
     if (rank != 0) {
       asked.wait();
       engine.abort(Status(Code::kPeerLost, "rank 0 is gone"));
@@ -192,7 +179,8 @@ TEST(HierarchicalFallback, AnAbortEndsTheWaitForOthers) {
         waited.set_value();
       }
     }
-    splitting.join();
+    const Status seen = splitting.join();
+    EXPECT_FALSE(seen.ok());
     if (seen.message() == "rank 0 is gone") {
       ++told;
     } else if (rank != 0) {  // it has learned first that the other one of its host has stopped
@@ -253,13 +241,9 @@ TEST(HierarchicalParts, TheOrderIsTheSameOnAllHosts) {
 TEST(HierarchicalParts, NeedTheHostOfEveryRank) {
   EngineContext context;
   context.size = 2;
-  try {
-    create_hierarchical_engine(context);
-    FAIL() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(Code::kInvalidArgument, error.code());
-    EXPECT_NE(std::string::npos, std::string(error.what()).find("1 ranks are known (expected 2"));
-  }
+  expect_error(status_of([&] { create_hierarchical_engine(context); }),
+               Code::kInvalidArgument,
+               {"1 ranks are known (expected 2"});
 }
 
 }  // namespace

@@ -1,11 +1,14 @@
 #include "csrc/engines/nccl/nccl_api.h"
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include "csrc/base/dynamic_library.h"
 #include "tests/cpp/engines/nccl_symbols.h"
+#include "tests/cpp/support/errors.h"
 
 // AIACC_FAKE_NCCL_NEW, _OLD and _TOO_OLD, from CMake: paths of libraries made of
 // fake_nccl_library.cc.
@@ -35,41 +38,21 @@ TEST(NcclApiTest, AnOlderLibraryLacksSome) {
   EXPECT_NE(nullptr, api.window_register);
 }
 
-std::string reason(const std::string& library) {
-  try {
-    load_nccl(library);
-  } catch (const Error& error) {
-    EXPECT_EQ(Code::kEngine, error.code());
-    return error.what();
+TEST(NcclApiTest, RefusesWhatIsTooOldMissingOrAnotherLibrary) {
+  const std::vector<std::pair<std::string, std::vector<std::string>>> refused = {
+      {AIACC_FAKE_NCCL_TOO_OLD, {"is version 2.26.5 (expected 2.27.0 or newer)"}},
+      {"/nowhere/libnccl.so.2", {"/nowhere/libnccl.so.2", "pip install nvidia-nccl-cu13"}},
+      {"libm.so.6", {"has no symbol \"ncclGetVersion\""}}};
+  for (const auto& [library, parts] : refused) {
+    expect_error(status_of([&, &path = library] { load_nccl(path); }), Code::kEngine, parts);
   }
-  return "";
-}
-
-TEST(NcclApiTest, RefusesWhatIsTooOld) {
-  const std::string text = reason(AIACC_FAKE_NCCL_TOO_OLD);
-  EXPECT_NE(std::string::npos, text.find("is version 2.26.5 (expected 2.27.0 or newer)")) << text;
-}
-
-TEST(NcclApiTest, NoLibrary) {
-  const std::string text = reason("/nowhere/libnccl.so.2");
-  EXPECT_NE(std::string::npos, text.find("/nowhere/libnccl.so.2")) << text;
-  EXPECT_NE(std::string::npos, text.find("pip install nvidia-nccl-cu13")) << text;
-}
-
-TEST(NcclApiTest, AnotherLibrary) {
-  EXPECT_NE(std::string::npos, reason("libm.so.6").find("has no symbol \"ncclGetVersion\""));
 }
 
 TEST(NcclApiTest, SaysWhichCallHasFailedAndWhy) {
   const NcclApi api = load_nccl(AIACC_FAKE_NCCL_NEW);
   EXPECT_NO_THROW(check_nccl(api, kNcclSuccess, "group_end"));
-  try {
-    check_nccl(api, kNcclSystemError, "group_end");
-    FAIL() << "expected an error";
-  } catch (const Error& error) {
-    EXPECT_STREQ("[nccl] group_end failed: an error (and why); NCCL_DEBUG=INFO says more",
-                 error.what());
-  }
+  EXPECT_EQ("[nccl] group_end failed: an error (and why); NCCL_DEBUG=INFO says more",
+            status_of([&] { check_nccl(api, kNcclSystemError, "group_end"); }).message());
 }
 
 // The last one: what it maps stays. The library's shared-object name is NCCL's.

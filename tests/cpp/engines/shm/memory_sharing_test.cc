@@ -21,7 +21,6 @@
 
 #include <gtest/gtest.h>
 
-#include "csrc/base/error.h"
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/members.h"
 #include "csrc/engines/shm/unix_socket.h"

@@ -19,7 +19,7 @@
 
 #include <gtest/gtest.h>
 
-#include "csrc/base/error.h"
+#include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/fakes/forbidden_calls.h"
 
 namespace aiacc {
@@ -41,14 +41,8 @@ void in_a_thread(Body body) {
   std::thread(body).join();
 }
 
-void expect_error(const std::string& text, const std::function<void()>& body) {
-  try {
-    body();
-    ADD_FAILURE() << "no error with: " << text;
-  } catch (const Error& error) {
-    EXPECT_EQ(Code::kEngine, error.code());
-    EXPECT_NE(std::string::npos, std::string(error.what()).find(text)) << error.what();
-  }
+void expect_failure(const std::string& text, const std::function<void()>& body) {
+  expect_error(status_of(body), Code::kEngine, {text});
 }
 
 /// What holds of memory, whatever it was made of.
@@ -102,8 +96,8 @@ TEST(SharedMemoryTest, WhereBothAreForbiddenTheErrorNamesBoth) {
     if (!forbid_calls({{SYS_memfd_create, EPERM}, {SYS_openat, EACCES, 2, O_TMPFILE}})) {
       GTEST_SKIP() << "no sandbox here";
     }
-    expect_error("memfd_create (errno 1) and a file without a name in /dev/shm",
-                 [] { SharedMemory::create(kBytes); });
+    expect_failure("memfd_create (errno 1) and a file without a name in /dev/shm",
+                   [] { SharedMemory::create(kBytes); });
   });
 }
 
@@ -117,7 +111,7 @@ TEST(SharedMemoryTest, MoreThanThereIsIsAnErrorOfAllocate) {
     }
     auto [memory, descriptor] = SharedMemory::create(kBytes);
     memory.allocate(descriptor, 0, kBytes / 4);
-    expect_error("no 6 MiB of shared memory are left", [&memory = memory, &file = descriptor] {
+    expect_failure("no 6 MiB of shared memory are left", [&memory = memory, &file = descriptor] {
       memory.allocate(file, kBytes / 4, kBytes * 3 / 4);
     });
     memory.data()[kBytes / 4 - 1] = std::byte{1};
@@ -129,27 +123,27 @@ TEST(SharedMemoryTest, ALimitOfFileSizesIsAnErrorAndNoSignal) {
   ASSERT_EQ(0, getrlimit(RLIMIT_FSIZE, &before));
   const rlimit low{kBytes - 1, before.rlim_max};
   ASSERT_EQ(0, setrlimit(RLIMIT_FSIZE, &low));
-  expect_error("ulimit -f", [] { SharedMemory::create(kBytes); });
+  expect_failure("ulimit -f", [] { SharedMemory::create(kBytes); });
   setrlimit(RLIMIT_FSIZE, &before);
 }
 
 TEST(SharedMemoryTest, WhatIsNoMemoryOfAnotherRankIsRefused) {
   const auto [memory, descriptor] = SharedMemory::create(kBytes);
-  expect_error("(expected 4096 ", [&file = descriptor] { SharedMemory::map(file, 4096); });
-  expect_error("(expected ", [&file = descriptor] { SharedMemory::map(file, kBytes + 4096); });
+  expect_failure("(expected 4096 ", [&file = descriptor] { SharedMemory::map(file, 4096); });
+  expect_failure("(expected ", [&file = descriptor] { SharedMemory::map(file, kBytes + 4096); });
   int ends[2];
   ASSERT_EQ(0, pipe2(ends, O_CLOEXEC));
   const Socket pipe(ends[0]);
   const Socket other_end(ends[1]);
-  expect_error("(expected ", [&] { SharedMemory::map(pipe, 0); });
-  expect_error("(expected ", [&] { SharedMemory::map(pipe, kBytes); });
+  expect_failure("(expected ", [&] { SharedMemory::map(pipe, 0); });
+  expect_failure("(expected ", [&] { SharedMemory::map(pipe, kBytes); });
   const Socket open_ended(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(0, ftruncate(open_ended.fd(), kBytes));
-  expect_error("of a size that may change", [&] { SharedMemory::map(open_ended, kBytes); });
-  expect_error("cannot look at", [] { SharedMemory::map(Socket(), kBytes); });
+  expect_failure("of a size that may change", [&] { SharedMemory::map(open_ended, kBytes); });
+  expect_failure("cannot look at", [] { SharedMemory::map(Socket(), kBytes); });
   if (geteuid() == 0) {
     ASSERT_EQ(0, fchown(descriptor.fd(), 12345, 12345));
-    expect_error("of user 12345", [&file = descriptor] { SharedMemory::map(file, kBytes); });
+    expect_failure("of user 12345", [&file = descriptor] { SharedMemory::map(file, kBytes); });
   }
 }
 

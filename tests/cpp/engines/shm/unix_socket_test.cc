@@ -9,13 +9,12 @@
 
 #include <cstring>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "csrc/base/error.h"
+#include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/process.h"
 
 namespace aiacc {
@@ -68,13 +67,7 @@ TEST(UnixSocketTest, ANameThatNobodyHasIsAnErrorWithARemedy) {
     const UnixListener listener;
     name = listener.name();
   }
-  try {
-    connect_unix(name);
-    FAIL() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(Code::kEngine, error.code());
-    EXPECT_NE(std::string::npos, std::string(error.what()).find("--network=host")) << error.what();
-  }
+  expect_error(status_of([&] { connect_unix(name); }), Code::kEngine, {"--network=host"});
 }
 
 TEST(UnixSocketTest, OtherUsersAreTurnedAwayOnBothSides) {
@@ -82,18 +75,11 @@ TEST(UnixSocketTest, OtherUsersAreTurnedAwayOnBothSides) {
     GTEST_SKIP() << "needs root, to be another user";
   }
   UnixListener listener;
-  int ends[2];
-  ASSERT_EQ(0, pipe2(ends, O_CLOEXEC));
   const pid_t child = fork();
   if (child == 0) {
-    int outcome = setuid(12345);
-    try {
-      connect_unix(listener.name());
-      outcome = 1;
-    } catch (const Error& error) {
-      outcome |= std::strstr(error.what(), "another user") == nullptr ? 2 : 0;
-    }
-    _exit(outcome);
+    const bool other_user = setuid(12345) == 0;
+    const std::string text = status_of([&] { connect_unix(listener.name()); }).message();
+    _exit(other_user && text.find("another user") != std::string::npos ? 0 : 1);
   }
   int status = -1;
   ASSERT_EQ(child, waitpid(child, &status, 0));
@@ -105,8 +91,6 @@ TEST(UnixSocketTest, OtherUsersAreTurnedAwayOnBothSides) {
   char got = 0;
   EXPECT_EQ(UnixMessage::kMessage, receive_message(accepted, &got, 1).kind);
   EXPECT_FALSE(listener.accept().valid());
-  close(ends[0]);
-  close(ends[1]);
 }
 
 TEST(UnixSocketTest, AFullBacklogIsNoError) {
@@ -153,13 +137,9 @@ TEST(UnixSocketTest, NoDescriptorLeftIsAnErrorThatSaysSo) {
   ASSERT_TRUE(send_message(one, "x", 1, one.fd()));
   const DescriptorLimit limit(0);
   char got = 0;
-  try {
-    receive_message(other, &got, 1);
-    FAIL() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(Code::kEngine, error.code());
-    EXPECT_NE(std::string::npos, std::string(error.what()).find("ulimit -n")) << error.what();
-  }
+  expect_error(status_of([&, &end = other] { receive_message(end, &got, 1); }),
+               Code::kEngine,
+               {"ulimit -n"});
 }
 
 }  // namespace
