@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "csrc/base/error.h"
+#include "tests/cpp/support/errors.h"
 
 namespace aiacc {
 namespace {
@@ -15,19 +15,13 @@ TEST(DynamicLibrary, CallsAFunctionOfALibrary) {
 
 TEST(DynamicLibrary, ErrorsNameTheLibraryAndWhatItHasNot) {
   const auto error_of = [](const char* library) {
-    try {
-      DynamicLibrary(library).function<void()>("aiacc_no_such_symbol");
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), Code::kEngine);
-      return std::string(error.what());
-    }
-    return std::string("was found");
+    return status_of([&] { DynamicLibrary(library).function<void()>("aiacc_no_such_symbol"); });
   };
-  const std::string missing = error_of("/nowhere/libnothing.so");
-  EXPECT_NE(missing.find("cannot load /nowhere/libnothing.so"), std::string::npos) << missing;
-  EXPECT_NE(missing.find("No such file"), std::string::npos) << missing;
-  const std::string symbol = error_of("libm.so.6");
-  EXPECT_NE(symbol.find("libm.so.6 has no symbol \"aiacc_no_such_symbol\""), std::string::npos);
+  expect_error(error_of("/nowhere/libnothing.so"),
+               Code::kEngine,
+               {"cannot load /nowhere/libnothing.so", "No such file"});
+  expect_error(
+      error_of("libm.so.6"), Code::kEngine, {"libm.so.6 has no symbol \"aiacc_no_such_symbol\""});
 }
 
 TEST(DynamicLibrary, TellsWhatIsMapped) {

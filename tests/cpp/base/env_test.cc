@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-#include "csrc/base/error.h"
+#include "tests/cpp/support/errors.h"
 
 namespace aiacc {
 namespace {
@@ -25,14 +25,9 @@ Config config_of(const Variables& variables) {
 
 /// The text of the error that these variables cause, which must not be empty.
 std::string error_of(const Variables& variables) {
-  try {
-    config_of(variables);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Code::kInvalidArgument);
-    return error.what();
-  }
-  ADD_FAILURE() << "was accepted";
-  return "";
+  const Status status = status_of([&] { config_of(variables); });
+  expect_error(status, Code::kInvalidArgument);
+  return status.message();
 }
 
 struct Accepted {

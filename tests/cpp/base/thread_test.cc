@@ -12,7 +12,7 @@
 
 #include <gtest/gtest.h>
 
-#include "csrc/base/error.h"
+#include "tests/cpp/support/errors.h"
 
 namespace aiacc {
 namespace {
@@ -37,16 +37,11 @@ TEST(StartThread, RunsTheBodyInAThreadOfThatName) {
 int exit_code_of(std::size_t bytes, void (*start)(), const std::vector<std::string>& parts = {}) {
   const rlimit limit{bytes, bytes};
   setrlimit(RLIMIT_AS, &limit);
-  try {
-    start();
-  } catch (const Error& error) {
-    const std::string text = error.what();
-    const bool all = std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
-      return text.find(part) != std::string::npos;
-    });
-    return all && error.code() == Code::kEngine ? 0 : 2;
-  }
-  return 1;
+  const Status status = status_of(start);
+  const bool all = std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
+    return status.message().find(part) != std::string::npos;
+  });
+  return all && status.code() == Code::kEngine ? 0 : 1;
 }
 
 TEST(StartThread, FailsWithNameAndRemedy) {

@@ -81,6 +81,12 @@ class ControlPlaneTest : public testing::TestWithParam<WorldSetting> {
     });
   }
 
+  /// One round in which every rank gives its number.
+  void meet(int rank, ControlPlane& plane) const {
+    Bytes message = {static_cast<std::uint8_t>(rank)};
+    plane.all_reduce(message, merge);
+    ASSERT_EQ(message, everybody());
+  }
   Bytes everybody() const {
     Bytes ranks(static_cast<std::size_t>(size()));
     std::iota(ranks.begin(), ranks.end(), std::uint8_t{0});
@@ -97,9 +103,7 @@ TEST_P(ControlPlaneTest, EveryRoundFoldsEveryShareOnce) {
     EXPECT_EQ(plane.size(), size());
     for (std::uint64_t round = 0; round < 200; ++round) {
       EXPECT_EQ(plane.rounds(), round);
-      Bytes message = {static_cast<std::uint8_t>(rank)};
-      plane.all_reduce(message, merge);
-      ASSERT_EQ(message, everybody());
+      meet(rank, plane);
     }
   });
 }
@@ -117,9 +121,7 @@ TEST_P(ControlPlaneTest, TheOrderOfArrivalDoesNotMatter) {
     for (std::size_t round = 0; round < kRounds; ++round) {
       turnstiles[round].await(turns[round][static_cast<std::size_t>(rank)]);
       turnstiles[round].advance();
-      Bytes message = {static_cast<std::uint8_t>(rank)};
-      plane.all_reduce(message, merge);
-      ASSERT_EQ(message, everybody()) << "round " << round;
+      meet(rank, plane);
     }
   });
 }
@@ -134,9 +136,7 @@ TEST_P(ControlPlaneTest, IdleRanksSleepUntilSomebodyStartsARound) {
           plane.service();
         }
       }
-      Bytes message = {static_cast<std::uint8_t>(rank)};
-      plane.all_reduce(message, merge);
-      ASSERT_EQ(message, everybody());
+      meet(rank, plane);
     }
   });
 }
@@ -235,7 +235,6 @@ TEST_P(ControlPlaneTest, AnEarlierTimeReplacesALaterOne) {
 
 TEST_P(ControlPlanesTest, AClaimHidesMessagesFromTheWaiter) {
   with_planes([&](int rank, ControlPlane& plane) {
-    Bytes message = {static_cast<std::uint8_t>(rank)};
     if (rank == 0) {
       plane.claim();
       plane.wait_claimed(never());  // the others have started a round
@@ -248,22 +247,19 @@ TEST_P(ControlPlanesTest, AClaimHidesMessagesFromTheWaiter) {
       plane.unclaim();
       plane.wait(never());
     }
-    plane.all_reduce(message, merge);
-    EXPECT_EQ(message, everybody());
+    meet(rank, plane);
   });
 }
 
 TEST_P(ControlPlanesTest, AClaimEndsAfterItsGrace) {
   with_planes([&](int rank, ControlPlane& plane) {
-    Bytes message = {static_cast<std::uint8_t>(rank)};
     if (rank == 0) {
       plane.claim();
       plane.wait_claimed(never());
       plane.unclaim_after(std::chrono::microseconds(500));
       plane.wait(never());
     }
-    plane.all_reduce(message, merge);
-    EXPECT_EQ(message, everybody());
+    meet(rank, plane);
   });
 }
 

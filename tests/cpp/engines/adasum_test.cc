@@ -4,13 +4,13 @@
 #include <cmath>
 #include <numeric>
 #include <random>
-#include <string>
+#include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "tests/cpp/engines/engine_checks.h"
-#include "tests/cpp/engines/tcp_engines.h"
+#include "tests/cpp/engines/engine_worlds.h"
 #include "tests/cpp/support/errors.h"
 
 namespace aiacc {
@@ -85,7 +85,7 @@ void check_adasum(int size,
                   double tolerance) {
   const Vector expected = tree(counts, 0, size);
   std::vector<std::vector<T>> results(static_cast<std::size_t>(size));
-  with_engines(size, [&](int rank, Engine& engine) {
+  with_engines(tcp_ranks(size), [&](int rank, Engine& engine) {
     std::vector<T> input;
     for (const double value : gradient(expected.size(), rank)) {
       input.push_back(narrowed<T>(value));
@@ -128,24 +128,19 @@ TEST_P(AdasumTest, RoundsSixteenBitsAtEveryStep) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, AdasumTest, testing::Values(1, 2, 4, 8));
 
-TEST(AdasumArgumentsTest, OtherNumbersOfRanksAreRefused) {
-  with_engines(3, [](int rank, Engine& engine) {
-    float value = 1;
-    expect_error(
-        status_of([&] { adasum(engine, 0, &value, &value, {1}, DataType::kFloat32, rank, 3); }),
-        Code::kInvalidArgument,
-        {"3 ranks"});
-    // Nothing was sent, so the lane still works.
-    check_all_reduce(engine, 0, rank, 3, 10, DataType::kFloat32, ReduceOp::kSum);
-  });
-}
-
-TEST(AdasumArgumentsTest, IntegersAreRefused) {
-  with_engines(2, [](int rank, Engine& engine) {
-    int value = 1;
-    EXPECT_THROW(adasum(engine, 0, &value, &value, {1}, DataType::kInt32, rank, 2), Error);
-    check_all_reduce(engine, 0, rank, 2, 10, DataType::kFloat32, ReduceOp::kSum);
-  });
+TEST(AdasumArgumentsTest, OtherNumbersOfRanksAndIntegersAreRefused) {
+  for (const auto& [size, dtype, text] :
+       {std::tuple(3, DataType::kFloat32, "3 ranks"), std::tuple(2, DataType::kInt32, "")}) {
+    with_engines(
+        tcp_ranks(size), [&, ranks = size, type = dtype, part = text](int rank, Engine& engine) {
+          float value = 1;
+          const Status status =
+              status_of([&] { adasum(engine, 0, &value, &value, {1}, type, rank, ranks); });
+          expect_error(status, Code::kInvalidArgument, {part});
+          // Nothing was sent, so the lane still works.
+          check_all_reduce(engine, 0, rank, ranks, 10, DataType::kFloat32, ReduceOp::kSum);
+        });
+  }
 }
 
 }  // namespace

@@ -4,13 +4,14 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "tests/cpp/engines/coded_sums.h"
 #include "tests/cpp/engines/engine_checks.h"
-#include "tests/cpp/engines/hierarchical_engines.h"
+#include "tests/cpp/engines/engine_worlds.h"
 #include "tests/cpp/support/errors.h"
 
 namespace aiacc {
@@ -58,19 +59,24 @@ CodedMemory reduce(Engine& engine, CodedRank& mine, const Coding& coding, int ra
   return memory;
 }
 
-class CodedAllReduceTest : public testing::TestWithParam<Hosts> {
+class CodedAllReduceTest : public testing::TestWithParam<World> {
  protected:
-  const Hosts& hosts() const { return GetParam(); }
+  const World& hosts() const { return GetParam(); }
   int size() const { return hosts().size(); }
   /// Where nothing travels between hosts of several ranks, all ranks exchange with all.
-  void expect_dense_sums(WireFormat format) const;
   bool on_two_levels() const {
-    const HostTopology layout(hosts().of);
+    const HostTopology layout(hosts().host_of);
     return layout.hosts() > 1 && layout.hosts() < size();
+  }
+  /// Every rank does its part.
+  void reduce_all(std::vector<CodedRank>& ranks, const Coding& coding) const {
+    with_engines(hosts(), [&](int rank, Engine& engine) {
+      reduce(engine, ranks[static_cast<std::size_t>(rank)], coding, rank, size());
+    });
   }
   void reference(std::vector<CodedRank>& ranks, const Coding& coding) const {
     if (on_two_levels()) {
-      return coded_sum_of_hosts(ranks, hosts().of, coding);
+      return coded_sum_of_hosts(ranks, hosts().host_of, coding);
     }
     std::vector<CodedRank*> all;
     for (CodedRank& rank : ranks) {
@@ -132,9 +138,7 @@ TEST_P(CodedAllReduceTest, SumsAndResidualsTogetherLoseNothing) {
           magnitude[i] += std::abs(value) + std::abs(kept);
         }
       }
-      with_engines(hosts(), [&](int rank, Engine& engine) {
-        reduce(engine, ranks[static_cast<std::size_t>(rank)], coding, rank, size());
-      });
+      reduce_all(ranks, coding);
       const bool by_chance = coding.in_blocks() && coding.stochastic();
       const double largest = *std::max_element(magnitude.begin(), magnitude.end());
       const double beyond = by_chance ? size() * largest / 4 : 0;
@@ -154,22 +158,16 @@ TEST_P(CodedAllReduceTest, StochasticSumsAreTheSameBitsOnAllRanks) {
   for (Coding coding : {kInt8, kInt4, kFloat8}) {
     coding.detail |= Coding::kStochastic;
     std::vector<CodedRank> ranks = given(size(), 5000, true);
-    with_engines(hosts(), [&](int rank, Engine& engine) {
-      reduce(engine, ranks[static_cast<std::size_t>(rank)], coding, rank, size());
-    });
+    reduce_all(ranks, coding);
     for (const CodedRank& rank : ranks) {
       expect_equal_bits(ranks[0].values, rank.values, name_of(coding.format));
     }
   }
 }
 
-TEST_P(CodedAllReduceTest, TheLargestThatAreAllAreTheDenseSum) {
-  expect_dense_sums(WireFormat::kLargest);
-}
-
 TEST(CodedAllReduceMemoryTest, PairsBeyondTheBreakEvenDensityAreNotGathered) {
   constexpr std::size_t kCount = 5000;
-  const Hosts hosts{"", {0, 1, 2, 3}};
+  const World hosts = on_hosts("", {0, 1, 2, 3});
   for (const std::uint32_t millionths : {240'000U, 260'000U}) {
     const Coding coding{WireFormat::kLargest, millionths};
     std::vector<CodedRank> expected = given(4, kCount, true);
@@ -185,12 +183,13 @@ TEST(CodedAllReduceMemoryTest, PairsBeyondTheBreakEvenDensityAreNotGathered) {
   }
 }
 
-TEST_P(CodedAllReduceTest, RandomOnesThatAreAllAreTheDenseSum) {
-  expect_dense_sums(WireFormat::kRandom);
-}
-
-void CodedAllReduceTest::expect_dense_sums(WireFormat format) const {
+TEST_P(CodedAllReduceTest, TheLargestOrRandomOnesThatAreAllAreTheDenseSum) {
+  std::vector<std::pair<WireFormat, std::size_t>> all;
   for (const std::size_t count : kCounts) {
+    all.emplace_back(WireFormat::kLargest, count);
+    all.emplace_back(WireFormat::kRandom, count);
+  }
+  for (const auto& [format, count] : all) {
     std::vector<CodedRank> ranks = given(size(), count, true);
     Floats total(count);
     for (const CodedRank& rank : ranks) {
@@ -198,10 +197,7 @@ void CodedAllReduceTest::expect_dense_sums(WireFormat format) const {
         total[i] += rank.values[i] + rank.residual[i];
       }
     }
-    with_engines(hosts(), [&](int rank, Engine& engine) {
-      const Coding all{format, 1'000'000};
-      reduce(engine, ranks[static_cast<std::size_t>(rank)], all, rank, size());
-    });
+    reduce_all(ranks, {format, 1'000'000});
     for (const CodedRank& rank : ranks) {
       expect_equal_bits(ranks[0].values, rank.values, "on another rank");
       for (std::size_t i = 0; i < count; ++i) {
@@ -222,9 +218,7 @@ TEST_P(CodedAllReduceTest, WhatIsNotFiniteOnOneRankIsSoOnAll) {
       for (const int odd : {0, size() - 1}) {
         std::vector<CodedRank> ranks = given(size(), kCount, true);
         ranks[static_cast<std::size_t>(odd)].values[kPlace] = bad;
-        with_engines(hosts(), [&](int rank, Engine& engine) {
-          reduce(engine, ranks[static_cast<std::size_t>(rank)], coding, rank, size());
-        });
+        reduce_all(ranks, coding);
         for (const CodedRank& rank : ranks) {
           const auto is_finite = [](float value) { return std::isfinite(value); };
           EXPECT_FALSE(std::all_of(rank.values.begin(), rank.values.end(), is_finite));
@@ -261,14 +255,14 @@ TEST_P(CodedAllReduceTest, AnAbortEndsItWithItsError) {
 
 INSTANTIATE_TEST_SUITE_P(Layouts,
                          CodedAllReduceTest,
-                         testing::Values(Hosts{"Alone", {0}},
-                                         Hosts{"OneHost", {0, 0, 0}},
-                                         Hosts{"OneRankPerHost", {0, 1, 2, 3}},
-                                         Hosts{"TwoByTwo", {0, 0, 1, 1}},
-                                         Hosts{"Interleaved", {1, 0, 1, 0}},
-                                         Hosts{"ThreeAndOne", {0, 0, 0, 1}},
-                                         Hosts{"ThreeHosts", {0, 1, 0, 2, 1, 2, 2}}),
-                         [](const auto& test) { return std::string(test.param.name); });
+                         testing::Values(on_hosts("Alone", {0}),
+                                         on_hosts("OneHost", {0, 0, 0}),
+                                         on_hosts("OneRankPerHost", {0, 1, 2, 3}),
+                                         on_hosts("TwoByTwo", {0, 0, 1, 1}),
+                                         on_hosts("Interleaved", {1, 0, 1, 0}),
+                                         on_hosts("ThreeAndOne", {0, 0, 0, 1}),
+                                         on_hosts("ThreeHosts", {0, 1, 0, 2, 1, 2, 2})),
+                         name_of_world);
 
 }  // namespace
 }  // namespace aiacc

@@ -14,67 +14,16 @@
 
 #include <gtest/gtest.h>
 
-#include "csrc/engines/hierarchical/hierarchical_engine.h"
 #include "csrc/engines/local/local_engine.h"
 #include "csrc/engines/members.h"
-#include "csrc/engines/shm/shm_engine.h"
-#include "csrc/engines/tcp/tcp_engine.h"
 #include "tests/cpp/engines/engine_checks.h"
+#include "tests/cpp/engines/engine_worlds.h"
 #include "tests/cpp/support/errors.h"
-#include "tests/cpp/support/ranks.h"
-#include "tests/cpp/support/tcp_world.h"
 
 namespace aiacc {
 namespace {
 
-constexpr int kLanes = 2;
 constexpr Reduction kSum{DataType::kFloat32, ReduceOp::kSum};
-
-/// The engines of all ranks.
-struct World {
-  std::string name;  ///< of the engine, a bar, and of the world
-  std::unique_ptr<Engine> (*make)(const EngineContext&);
-  std::vector<int> host_of;
-  bool exchanges_at_once = false;  ///< all-to-alls run on several lanes at the same time
-
-  int size() const { return static_cast<int>(host_of.size()); }
-  std::string engine() const { return name.substr(0, name.find('_')); }
-};
-
-template <class Kind>
-std::unique_ptr<Engine> make(const EngineContext& context) {
-  return std::make_unique<Kind>(context);
-}
-std::unique_ptr<Engine> make_hierarchical(const EngineContext& context) {
-  return std::make_unique<HierarchicalEngine>(context, tcp_levels());
-}
-/// With slots that hold little, so that most buffers go through them in several blocks.
-std::unique_ptr<Engine> make_with_small_slots(const EngineContext& context) {
-  return std::make_unique<ShmEngine>(context,
-                                     ShmOptions{all_ranks(context.size), 0, std::size_t{8} << 10});
-}
-
-/// Runs `body(rank, engine)` on every rank; the failure of one aborts the engines of the others.
-/// All engines live until every rank has ended.
-template <class Body>
-void with_engines(const World& world, Body body) {
-  TcpWorld connections(world.size());
-  std::vector<std::unique_ptr<Engine>> engines(world.host_of.size());
-  run_as_ranks(world.size(), [&](int rank, RankThreads& rank_threads) {
-    EngineContext context;
-    context.rank = rank;
-    context.size = world.size();
-    context.host_of = world.host_of;
-    context.lanes = kLanes;
-    context.unit_bytes = std::size_t{256} << 10;  // sanitizers take long for bytes
-    context.connector = &connections.connector(rank);
-    std::unique_ptr<Engine>& engine = engines[static_cast<std::size_t>(rank)];
-    engine = world.make(context);
-    const auto guard =
-        rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
-    body(rank, *engine);
-  });
-}
 
 /// Calls `body(lane)` on a thread for each lane, to which ranks come in different orders.
 template <class Body>
@@ -137,7 +86,7 @@ class EngineTest : public testing::TestWithParam<World> {
 
 TEST_P(EngineTest, DoesEveryOperationOnEveryLane) {
   on_every_lane([&](int rank, Engine& engine, int lane) {
-    EXPECT_EQ(world().engine(), engine.name());
+    EXPECT_EQ(0U, world().name.find(engine.name()));
     EXPECT_EQ(kLanes, engine.lanes());
     check_every_operation(engine, lane, rank, size());
   });
@@ -358,52 +307,40 @@ TEST_P(EngineTest, AnAbortReachesEveryBlockedLaneAndEveryLaterCall) {
   });
 }
 
-World tcp(int size) {
-  return {"tcp_" + std::to_string(size),
-          make<TcpEngine>,
-          std::vector<int>(static_cast<std::size_t>(size)),
-          true};
+World alone() {
+  return {"local_1", {0}, [](const EngineContext& context) {
+            return std::make_unique<LocalEngine>(context);
+          }};
 }
-World shm(int size) {
-  return {"shm_" + std::to_string(size),
-          make<ShmEngine>,
-          std::vector<int>(static_cast<std::size_t>(size)),
-          true};
-}
-World hosts(const std::string& name, const std::vector<int>& host_of) {
-  return {"hierarchical_" + name, make_hierarchical, host_of};
-}
-std::string name_of_world(const testing::TestParamInfo<World>& test) { return test.param.name; }
 
-const auto kSmallWorlds = testing::Values(World{"local_1", make<LocalEngine>, {0}, true},
-                                          tcp(1),
-                                          tcp(2),
-                                          tcp(3),
-                                          tcp(4),
-                                          shm(1),
-                                          shm(2),
-                                          shm(3),
-                                          shm(4),
-                                          hosts("Alone", {0}),
-                                          hosts("OneHost", {4, 4, 4}),
-                                          hosts("OneRankEach", {0, 1, 2}),
-                                          hosts("TwoAndTwo", {0, 0, 1, 1}),
-                                          hosts("RoundRobin", {0, 1, 0, 1}),
-                                          hosts("ThreeAndOne", {0, 0, 0, 1}),
-                                          hosts("OneAndThree", {0, 1, 1, 1}),
-                                          hosts("TwoOneOne", {0, 0, 1, 2}),
-                                          hosts("CrossedThreeAndTwo", {0, 1, 1, 0, 0}));
+const auto kSmallWorlds = testing::Values(alone(),
+                                          tcp_ranks(1),
+                                          tcp_ranks(2),
+                                          tcp_ranks(3),
+                                          tcp_ranks(4),
+                                          shm_ranks(1),
+                                          shm_ranks(2),
+                                          shm_ranks(3),
+                                          shm_ranks(4),
+                                          on_hosts("Alone", {0}),
+                                          on_hosts("OneHost", {4, 4, 4}),
+                                          on_hosts("OneRankEach", {0, 1, 2}),
+                                          on_hosts("TwoAndTwo", {0, 0, 1, 1}),
+                                          on_hosts("RoundRobin", {0, 1, 0, 1}),
+                                          on_hosts("ThreeAndOne", {0, 0, 0, 1}),
+                                          on_hosts("OneAndThree", {0, 1, 1, 1}),
+                                          on_hosts("TwoOneOne", {0, 0, 1, 2}),
+                                          on_hosts("CrossedThreeAndTwo", {0, 1, 1, 0, 0}));
 INSTANTIATE_TEST_SUITE_P(Small, EngineTest, kSmallWorlds, name_of_world);
 INSTANTIATE_TEST_SUITE_P(Large,
                          EngineTest,
-                         testing::Values(tcp(5), tcp(7), tcp(8), shm(7)),
+                         testing::Values(tcp_ranks(5), tcp_ranks(7), tcp_ranks(8), shm_ranks(7)),
                          name_of_world);
-INSTANTIATE_TEST_SUITE_P(
-    SmallSlots,
-    EngineTest,
-    testing::Values(World{"shm_small_1", make_with_small_slots, {0}, true},
-                    World{"shm_small_3", make_with_small_slots, {0, 0, 0}, true}),
-    name_of_world);
+/// Most buffers go through them in several blocks.
+INSTANTIATE_TEST_SUITE_P(SmallSlots,
+                         EngineTest,
+                         testing::Values(shm_ranks(1, 8192), shm_ranks(3, 8192)),
+                         name_of_world);
 
 /// Every set of ranks, some of which leave out whole hosts or parts of them, twice at a time.
 class EngineSplitTest : public EngineTest {};
@@ -494,11 +431,13 @@ TEST_P(EnginePartsTest, AnAbortOfTheWholeEndsAWaitingSplit) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    ThreeRanks,
-    EnginePartsTest,
-    testing::Values(tcp(3), shm(3), hosts("OneHost", {4, 4, 4}), hosts("TwoAndOne", {0, 0, 1})),
-    name_of_world);
+INSTANTIATE_TEST_SUITE_P(ThreeRanks,
+                         EnginePartsTest,
+                         testing::Values(tcp_ranks(3),
+                                         shm_ranks(3),
+                                         on_hosts("OneHost", {4, 4, 4}),
+                                         on_hosts("TwoAndOne", {0, 0, 1})),
+                         name_of_world);
 
 }  // namespace
 }  // namespace aiacc

@@ -2,11 +2,13 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <thread>
 
@@ -46,6 +48,20 @@ inline std::size_t process_threads_after_join(const std::string& name) {
     number = process_threads(name);
   }
   return number;
+}
+
+/// Memory of this process that is in use, in bytes, shared or not.
+inline std::size_t resident_memory() {
+  std::size_t total = 0;
+  std::size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> total >> pages;
+  return pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+/// Descriptors of this process, with the one that counts them.
+inline std::size_t process_descriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<std::size_t>(std::distance(begin(all), end(all)));
 }
 
 /// Leaves this process so many descriptors more than it uses, until it is destroyed.

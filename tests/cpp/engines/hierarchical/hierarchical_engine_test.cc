@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/cpp/engines/hierarchical_engines.h"
+#include "tests/cpp/engines/engine_worlds.h"
 #include "tests/cpp/support/errors.h"
 
 namespace aiacc {
@@ -25,16 +25,16 @@ TEST(HierarchicalTest, TellsHowManyExchangeBlocks) {
                                                                   {{0, 0, 1, 2}, 3},
                                                                   {{0, 1, 1, 0, 0}, 2}};
   for (const auto& [host_of, exchanging] : expected) {
-    const Hosts hosts{"", host_of};
-    with_engines(hosts, [&hosts, number = exchanging](int, Engine& engine) {
-      EXPECT_EQ(number, engine.exchanging(hosts.size()));
+    const World world = on_hosts("", host_of);
+    with_engines(world, [&world, number = exchanging](int, Engine& engine) {
+      EXPECT_EQ(number, engine.exchanging(world.size()));
     });
   }
 }
 
 /// The connections inside the host are fine when those between hosts break.
 TEST(HierarchicalTest, ALostRankIsNamedAndEndsAllLevels) {
-  const Hosts hosts{"", {0, 0, 1}};
+  const World hosts = on_hosts("", {0, 0, 1});
   TcpWorld world(3);
   std::vector<std::unique_ptr<Engine>> engines(3);
   std::atomic<int> connected{0};

@@ -13,7 +13,7 @@
 
 #include "csrc/engines/local/local_engine.h"
 #include "tests/cpp/engines/engine_checks.h"
-#include "tests/cpp/engines/hierarchical_engines.h"
+#include "tests/cpp/engines/engine_worlds.h"
 #include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/fakes/fake_engine.h"
 
@@ -83,15 +83,16 @@ TEST(HierarchicalMemory, HasNoMoreRoomThanUnitsNeed) {
 
 TEST(HierarchicalFallback, WithoutMemoryOnOneHostAllGoFlat) {
   testing::internal::CaptureStderr();
-  with_engines({"", {0, 1, 0, 1}}, without_memory_on_host_of(1), [](int rank, Engine& engine) {
-    EXPECT_STREQ("tcp", engine.name());
-    check_lanes(engine, rank, 4);
-    if (rank < 3) {
-      const auto part = engine.split({0, 1, 2}, 5);
-      EXPECT_STREQ("tcp", part->name());
-      check_lanes(*part, rank, 3);
-    }
-  });
+  with_engines(on_hosts("", {0, 1, 0, 1}, without_memory_on_host_of(1)),
+               [](int rank, Engine& engine) {
+                 EXPECT_STREQ("tcp", engine.name());
+                 check_lanes(engine, rank, 4);
+                 if (rank < 3) {
+                   const auto part = engine.split({0, 1, 2}, 5);
+                   EXPECT_STREQ("tcp", part->name());
+                   check_lanes(*part, rank, 3);
+                 }
+               });
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_EQ(1u, lines_of(log)) << log;
   EXPECT_NE(std::string::npos, log.find("travel by tcp: [test] no memory; buy some")) << log;
@@ -99,7 +100,7 @@ TEST(HierarchicalFallback, WithoutMemoryOnOneHostAllGoFlat) {
 
 TEST(HierarchicalFallback, OfTheOnlyHost) {
   testing::internal::CaptureStderr();
-  with_engines({"", {0, 0, 0}}, without_memory_on_host_of(0), [](int rank, Engine& engine) {
+  with_engines(on_hosts("", {0, 0, 0}, without_memory_on_host_of(0)), [](int rank, Engine& engine) {
     EXPECT_STREQ("tcp", engine.name());
     check_lanes(engine, rank, 3);
   });
@@ -116,7 +117,7 @@ TEST(HierarchicalFallback, OfAPart) {
       }
     });
     testing::internal::CaptureStderr();
-    with_engines({"", host_of}, levels, [](int rank, Engine& engine) {
+    with_engines(on_hosts("", host_of, levels), [](int rank, Engine& engine) {
       EXPECT_STREQ("hierarchical", engine.name());
       if (rank > 0) {
         const auto part = engine.split({1, 2, 3}, 0);
@@ -136,7 +137,6 @@ TEST(HierarchicalFallback, OfAPart) {
 
 TEST(HierarchicalFallback, IsForMemoryAlone) {
   for (const std::vector<int>& host_of : {std::vector<int>{0, 0, 0}, std::vector<int>{0, 1, 1}}) {
-    const Hosts hosts{"", host_of};
     const HierarchyLevels levels = levels_with([](int, std::size_t ranks) {
       if (ranks > 1) {
         throw Error(Code::kPeerLost, "[test] rank 7 is gone");
@@ -145,7 +145,7 @@ TEST(HierarchicalFallback, IsForMemoryAlone) {
     TcpWorld world(3);
     std::atomic<int> failed{0};
     run_as_ranks(3, [&](int rank, RankThreads&) {
-      const Status status = status_of([&] { connect(world, hosts, rank, levels); });
+      const Status status = status_of([&] { connect(world, on_hosts("", host_of, levels), rank); });
       failed += status.code() == Code::kPeerLost ? 1 : 0;
     });
     EXPECT_EQ(3, failed);
@@ -167,7 +167,7 @@ TEST(HierarchicalFallback, AnAbortEndsTheWaitForOthers) {
       throw Error(Code::kInternal, "[test] too late");
     }
   });
-  with_engines({"", {0, 0, 1, 1}}, levels, [&](int rank, Engine& engine) {
+  with_engines(on_hosts("", {0, 0, 1, 1}, levels), [&](int rank, Engine& engine) {
     if (rank == 1) {
       return;
     }
@@ -195,7 +195,7 @@ TEST(HierarchicalParts, OneHostNeedsNoConnections) {
   levels.across = [](auto&&...) -> std::unique_ptr<Engine> {
     throw Error(Code::kInternal, "[test] nothing is across");
   };
-  with_engines({"", {3, 3, 3}}, levels, [](int rank, Engine& engine) {
+  with_engines(on_hosts("", {3, 3, 3}, levels), [](int rank, Engine& engine) {
     check_lanes(engine, rank, 3);
     if (rank != 1) {
       const auto part = engine.split({0, 2}, 0);
@@ -207,12 +207,12 @@ TEST(HierarchicalParts, OneHostNeedsNoConnections) {
 }
 
 TEST(HierarchicalParts, HostsOfOneRankNeedNoMemory) {
-  with_engines({"", {2, 0, 1}},
-               levels_with([](int, std::size_t) { FAIL() << "no two share a host"; }),
-               [](int rank, Engine& engine) {
-                 EXPECT_STREQ("hierarchical", engine.name());
-                 check_lanes(engine, rank, 3);
-               });
+  const HierarchyLevels levels =
+      levels_with([](int, std::size_t) { FAIL() << "no two share a host"; });
+  with_engines(on_hosts("", {2, 0, 1}, levels), [](int rank, Engine& engine) {
+    EXPECT_STREQ("hierarchical", engine.name());
+    check_lanes(engine, rank, 3);
+  });
 }
 
 /// Any engine can be across; this one finds ranks that do not do the same on a lane.
@@ -231,7 +231,7 @@ TEST(HierarchicalParts, TheOrderIsTheSameOnAllHosts) {
     }
     return std::make_unique<FakeEngine>(hub, index_among(ranks, job.rank, job.size));
   };
-  with_engines({"", {0, 1, 0, 1, 1}}, levels, [](int rank, Engine& engine) {
+  with_engines(on_hosts("", {0, 1, 0, 1, 1}, levels), [](int rank, Engine& engine) {
     check_lanes(engine, rank, 5);
     check_all_reduce(engine, 0, rank, 5, 3'000'001, DataType::kFloat32, ReduceOp::kSum);
   });

@@ -3,15 +3,14 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
-#include <stdexcept>
+#include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "csrc/base/error.h"
 #include "csrc/base/spin.h"
+#include "tests/cpp/support/errors.h"
 
 namespace aiacc {
 namespace {
@@ -44,17 +43,12 @@ class MpiRequestTest : public testing::Test {
     }
   }
 
-  /// Waits for a request in a thread of its own; the error's text, or "" after success.
-  std::thread waiting(int request, std::string* outcome, const WaitCheck& check = [] {}) {
-    return std::thread([this, request, outcome, check] {
+  /// A wait for a request in a thread of its own.
+  std::unique_ptr<BlockedCall> waiting(int request, const WaitCheck& check = [] {}) {
+    return std::make_unique<BlockedCall>([this, request, check] {
       MpiHandle handle = static_cast<MpiHandle>(request) + 1;
       Spin spin(std::chrono::nanoseconds(0));
-      try {
-        wait_for_request(plugin_, &handle, spin, check);
-        outcome->clear();
-      } catch (const std::exception& error) {
-        *outcome = error.what();
-      }
+      wait_for_request(plugin_, &handle, spin, check);
     });
   }
 
@@ -63,61 +57,49 @@ class MpiRequestTest : public testing::Test {
 
 TEST_F(MpiRequestTest, ManyWaitsEndInAnyOrder) {
   for (const bool newest_first : {true, false}) {
-    std::vector<std::string> outcomes(kRequests, "unset");
-    std::vector<std::thread> threads;
+    std::vector<std::unique_ptr<BlockedCall>> waits;
     for (int request = 0; request < kRequests; ++request) {
       answers[request].store(kPending);
-      threads.push_back(waiting(request, &outcomes[request]));
+      waits.push_back(waiting(request));
     }
     for (int turn = 0; turn < kRequests; ++turn) {
       const int request = newest_first ? kRequests - 1 - turn : turn;
       answers[request].store(0);
-      threads[request].join();  // whoever tested before, somebody does still
-      EXPECT_EQ(outcomes[request], "");
+      // Whoever tested before, somebody does still.
+      expect_error(waits[request]->join(), Code::kOk);
     }
   }
 }
 
 TEST_F(MpiRequestTest, AnErrorReachesItsOwnerAlone) {
-  std::array<std::string, 3> outcomes;
-  std::vector<std::thread> threads;
-  for (int request = 0; request < 3; ++request) {
-    threads.push_back(waiting(request, &outcomes[request]));
-  }
+  const std::unique_ptr<BlockedCall> waits[] = {waiting(0), waiting(1), waiting(2)};
   answers[1].store(77);
-  threads[1].join();
-  EXPECT_NE(outcomes[1].find("made up 77"), std::string::npos) << outcomes[1];
-  answers[0].store(0);
-  answers[2].store(0);
-  threads[0].join();
-  threads[2].join();
-  EXPECT_EQ(outcomes[0], "");
-  EXPECT_EQ(outcomes[2], "");
+  const std::string error = waits[1]->join().message();
+  EXPECT_NE(error.find("made up 77"), std::string::npos) << error;
+  for (const int request : {0, 2}) {
+    answers[request].store(0);
+    expect_error(waits[request]->join(), Code::kOk);
+  }
 }
 
 TEST_F(MpiRequestTest, ACancelledWaitLeavesTheOthersRunning) {
   std::atomic<bool> cancelled{false};
   const WaitCheck check = [&] {
     if (cancelled.load()) {
-      throw std::runtime_error("cancelled");
+      throw Error(Code::kShutdown, "cancelled");
     }
   };
-  std::array<std::string, kRequests> outcomes;
-  std::vector<std::thread> threads;
+  std::vector<std::unique_ptr<BlockedCall>> waits;
   for (int request = 0; request < kRequests; ++request) {
-    const bool even = request % 2 == 0;
-    threads.push_back(even ? waiting(request, &outcomes[request], check)
-                           : waiting(request, &outcomes[request]));
+    waits.push_back(request % 2 == 0 ? waiting(request, check) : waiting(request));
   }
   cancelled.store(true);
   for (int request = 0; request < kRequests; request += 2) {
-    threads[request].join();
-    EXPECT_EQ(outcomes[request], "cancelled");
+    expect_error(waits[request]->join(), Code::kShutdown, {"cancelled"});
   }
   for (int request = 1; request < kRequests; request += 2) {
     answers[request].store(0);
-    threads[request].join();
-    EXPECT_EQ(outcomes[request], "");
+    expect_error(waits[request]->join(), Code::kOk);
   }
 }
 

@@ -9,7 +9,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <future>
@@ -26,6 +25,7 @@
 #include "csrc/engines/shm/unix_socket.h"
 #include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/fakes/forbidden_calls.h"
+#include "tests/cpp/support/process.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tcp_world.h"
 
@@ -203,11 +203,7 @@ class LackTest : public testing::TestWithParam<int> {};
 /// Of what one rank has no memory for, all learn, and nothing stays open or mapped.
 TEST_P(LackTest, OfOneRankFailsOnAllWithItsReason) {
   const int poor = GetParam();
-  const auto descriptors = [] {
-    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
-                         std::filesystem::directory_iterator());
-  };
-  const auto before = descriptors();
+  const std::size_t before = process_descriptors();
   bool sandboxed = true;
   const auto seen = outcomes(3, [&](int rank, std::vector<MemoryLink>&) {
     if (rank == poor) {
@@ -225,7 +221,7 @@ TEST_P(LackTest, OfOneRankFailsOnAllWithItsReason) {
   EXPECT_TRUE(poor == 0 ||
               seen[0].message().find("rank " + std::to_string(poor)) != std::string::npos)
       << seen[0].message();
-  EXPECT_EQ(before, descriptors());
+  EXPECT_EQ(before, process_descriptors());
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
     EXPECT_EQ(std::string::npos, line.find("aiacc (deleted)")) << line;

@@ -11,7 +11,6 @@
 
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
@@ -21,19 +20,12 @@
 
 #include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/fakes/forbidden_calls.h"
+#include "tests/cpp/support/process.h"
 
 namespace aiacc {
 namespace {
 
 constexpr std::size_t kBytes = std::size_t{8} << 20;
-
-/// Memory of this process that is in use, in bytes, shared or not.
-std::size_t resident() {
-  std::size_t total = 0;
-  std::size_t pages = 0;
-  std::ifstream("/proc/self/statm") >> total >> pages;
-  return pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-}
 
 /// Runs `body` in a thread of its own, which may change itself for good.
 template <class Body>
@@ -163,19 +155,19 @@ TEST(SharedMemoryTest, AChildOfForkDoesNotHaveIt) {
 }
 
 TEST(SharedMemoryTest, IsTakenByAllocateAndReturnedAtTheEnd) {
-  const std::size_t before = resident();
+  const std::size_t before = resident_memory();
   {
     auto [memory, descriptor] = SharedMemory::create(kBytes);
-    EXPECT_LT(resident(), before + kBytes / 2);
+    EXPECT_LT(resident_memory(), before + kBytes / 2);
     memory.allocate(descriptor, 0, kBytes);
     struct stat status{};
     ASSERT_EQ(0, fstat(descriptor.fd(), &status));
     EXPECT_GE(static_cast<std::size_t>(status.st_blocks) * 512, kBytes);
     std::memset(memory.data(), 7, kBytes);
     SharedMemory other = std::move(memory);
-    EXPECT_GE(resident() + kBytes / 8, before + kBytes);
+    EXPECT_GE(resident_memory() + kBytes / 8, before + kBytes);
   }
-  EXPECT_LT(resident(), before + kBytes / 2);
+  EXPECT_LT(resident_memory(), before + kBytes / 2);
 }
 
 }  // namespace

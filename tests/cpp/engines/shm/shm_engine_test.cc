@@ -12,7 +12,7 @@
 
 #include "csrc/kernels/reduce.h"
 #include "tests/cpp/engines/engine_checks.h"
-#include "tests/cpp/engines/shm_engines.h"
+#include "tests/cpp/engines/engine_worlds.h"
 #include "tests/cpp/support/errors.h"
 
 namespace aiacc {
@@ -58,30 +58,29 @@ TEST_P(AcrossHostsTest, OwnersCombineEveryElementOnce) {
   const auto [size, owners] = GetParam();
   for (const std::size_t count : {1, 100, 5000, 100001}) {
     std::vector<std::size_t> combined(static_cast<std::size_t>(size));
-    with_shm_engines(
-        size,
-        [&, size = size, owners = owners](int rank, ShmEngine& engine) {
-          TwinHosts hosts(2);
-          for (const bool in_place : {false, true}) {
-            const auto input = rank_numbers<std::int64_t>(count, rank);
-            std::vector<std::int64_t> out = input;
-            engine.all_reduce_across(1,
-                                     in_place ? out.data() : input.data(),
-                                     out.data(),
-                                     count,
-                                     {DataType::kInt64, ReduceOp::kSum, 5.0},
-                                     hosts,
-                                     owners);
-            auto expected = reduced_numbers<std::int64_t>(count, size, ReduceOp::kSum);
-            for (std::int64_t& value : expected) {
-              value *= 3 * 5;
-            }
-            expect_equal_bits(expected, out, "count " + std::to_string(count));
-          }
-          combined[static_cast<std::size_t>(rank)] = hosts.total();
-          check_all_reduce(engine, 1, rank, size, count, DataType::kInt32, ReduceOp::kSum);
-        },
-        std::size_t{64} << 10);
+    with_engines(shm_ranks(size, std::size_t{64} << 10),
+                 [&, size = size, owners = owners](int rank, Engine& some_engine) {
+                   auto& engine = dynamic_cast<ShmEngine&>(some_engine);
+                   TwinHosts hosts(2);
+                   for (const bool in_place : {false, true}) {
+                     const auto input = rank_numbers<std::int64_t>(count, rank);
+                     std::vector<std::int64_t> out = input;
+                     engine.all_reduce_across(1,
+                                              in_place ? out.data() : input.data(),
+                                              out.data(),
+                                              count,
+                                              {DataType::kInt64, ReduceOp::kSum, 5.0},
+                                              hosts,
+                                              owners);
+                     auto expected = reduced_numbers<std::int64_t>(count, size, ReduceOp::kSum);
+                     for (std::int64_t& value : expected) {
+                       value *= 3 * 5;
+                     }
+                     expect_equal_bits(expected, out, "count " + std::to_string(count));
+                   }
+                   combined[static_cast<std::size_t>(rank)] = hosts.total();
+                   check_all_reduce(engine, 1, rank, size, count, DataType::kInt32, ReduceOp::kSum);
+                 });
     std::size_t total = 0;
     for (int rank = 0; rank < size; ++rank) {
       const std::size_t part = combined[static_cast<std::size_t>(rank)];
@@ -103,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes,
 
 /// A rank that is not the first of the job is called by its number in the job.
 TEST(ShmWaitTest, NamesTheRankAsInTheJobOnEveryLane) {
-  with_shm_engines(3, [&](int rank, Engine& engine) {
+  with_engines(shm_ranks(3), [&](int rank, Engine& engine) {
     if (rank == 0) {
       return;
     }

@@ -8,8 +8,8 @@
 
 #include "csrc/engines/shm/shm_channel.h"
 #include "tests/cpp/engines/engine_checks.h"
+#include "tests/cpp/engines/engine_worlds.h"
 #include "tests/cpp/engines/late_mover.h"
-#include "tests/cpp/engines/shm_engines.h"
 #include "tests/cpp/engines/shm_node.h"
 
 namespace aiacc {
@@ -153,8 +153,8 @@ TEST(ShmMovedAbortTest, EndsAWaitForRanks) {
 }
 
 TEST(ShmMovedEngineTest, CopiesStayInTheSlots) {
-  with_shm_engines(3, [&](int rank, ShmEngine& engine) {
-    for (int lane = 0; lane < kShmLanes; ++lane) {
+  with_engines(shm_ranks(3), [&](int rank, Engine& engine) {
+    for (int lane = 0; lane < kLanes; ++lane) {
       const SharedSlots slots = engine.slots(lane);
       ASSERT_NE(slots.data, nullptr);
       const std::size_t count = Engine::kLeastMovedBytes / sizeof(float) + 5;
@@ -168,7 +168,7 @@ TEST(ShmMovedEngineTest, CopiesStayInTheSlots) {
 }
 
 TEST(ShmMovedEngineTest, OneRankHasNoSlots) {
-  with_shm_engines(1, [&](int, ShmEngine& engine) {
+  with_engines(shm_ranks(1), [&](int, Engine& engine) {
     std::vector<float> data(Engine::kLeastMovedBytes);
     LateMover mover(data.data(), data.data(), 0);
     EXPECT_EQ(0U, engine.slots(0).bytes);

@@ -6,10 +6,8 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <filesystem>
 #include <functional>
 #include <future>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -19,8 +17,9 @@
 
 #include "csrc/engines/tcp/ring.h"
 #include "tests/cpp/engines/engine_checks.h"
-#include "tests/cpp/engines/tcp_engines.h"
+#include "tests/cpp/engines/engine_worlds.h"
 #include "tests/cpp/support/errors.h"
+#include "tests/cpp/support/process.h"
 
 namespace aiacc {
 namespace {
@@ -40,10 +39,11 @@ void reduce_floats(Engine& engine, int lane, std::size_t count) {
 }
 
 /// The engines of all ranks, connected, for one thread.
-std::vector<std::unique_ptr<TcpEngine>> engines_of(TcpWorld& world) {
-  std::vector<std::unique_ptr<TcpEngine>> engines(static_cast<std::size_t>(world.size()));
-  run_as_ranks(world.size(),
-               [&](int rank) { engines[static_cast<std::size_t>(rank)] = connect(world, rank); });
+std::vector<std::unique_ptr<Engine>> engines_of(TcpWorld& world) {
+  std::vector<std::unique_ptr<Engine>> engines(static_cast<std::size_t>(world.size()));
+  run_as_ranks(world.size(), [&](int rank) {
+    engines[static_cast<std::size_t>(rank)] = connect(world, tcp_ranks(world.size()), rank);
+  });
   return engines;
 }
 
@@ -53,7 +53,7 @@ TEST(FirstAllToAllTest, ARankThatIsBusyIsWaitedFor) {
   constexpr double kConnectTimeout = 1;
   TcpWorld world(3, kConnectTimeout);
   run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
-    const std::unique_ptr<TcpEngine> engine = connect(world, rank);
+    const std::unique_ptr<Engine> engine = connect(world, tcp_ranks(world.size()), rank);
     const auto guard =
         rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     if (rank == 1) {
@@ -65,7 +65,7 @@ TEST(FirstAllToAllTest, ARankThatIsBusyIsWaitedFor) {
 
 /// Others can see that it waits, and an abort ends it.
 TEST(FirstAllToAllTest, WaitsForARankThatNeverComesAsOneCanSee) {
-  with_engines(2, [&](int rank, Engine& engine) {
+  with_engines(tcp_ranks(2), [&](int rank, Engine& engine) {
     if (rank == 0) {
       return;
     }
@@ -82,12 +82,12 @@ TEST(FirstAllToAllTest, WaitsForARankThatNeverComesAsOneCanSee) {
 TEST(FirstAllToAllTest, ARankThatHasDiedEndsIt) {
   TcpWorld world(3, 600);
   // All live on until both survivors have noticed: the first to end would be a lost rank, too.
-  std::vector<std::unique_ptr<TcpEngine>> engines(3);
+  std::vector<std::unique_ptr<Engine>> engines(3);
   std::promise<void> up;
   const std::shared_future<void> rank_1_is_up = up.get_future();
   run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
-    std::unique_ptr<TcpEngine>& engine = engines[static_cast<std::size_t>(rank)];
-    engine = connect(world, rank);
+    std::unique_ptr<Engine>& engine = engines[static_cast<std::size_t>(rank)];
+    engine = connect(world, tcp_ranks(world.size()), rank);
     const auto guard =
         rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     if (rank == 1) {
@@ -107,7 +107,7 @@ TEST(FirstAllToAllTest, ARankThatHasDiedEndsIt) {
 TEST(TcpExchangeTest, AnAbortReachesRanksThatConnectAndRanksThatExchange) {
   constexpr int kSize = 3;
   for (const bool connected : {false, true}) {
-    with_engines(kSize, [&](int rank, Engine& engine) {
+    with_engines(tcp_ranks(kSize), [&](int rank, Engine& engine) {
       if (connected) {
         exchange_floats(engine, 0, kSize, 10);
       }
@@ -123,20 +123,15 @@ TEST(TcpExchangeTest, AnAbortReachesRanksThatConnectAndRanksThatExchange) {
   }
 }
 
-std::size_t descriptors() {
-  const std::filesystem::directory_iterator all("/proc/self/fd");
-  return static_cast<std::size_t>(std::distance(begin(all), end(all)));
-}
-
 /// One connection between every two ranks for each lane that was used; each end is a descriptor of
 /// this process.
 TEST(TcpExchangeTest, EveryLaneHasItsOwnConnectionsFromItsFirstUseOn) {
   constexpr int kSize = 3;
-  with_engines(kSize, [&](int rank, Engine& engine) {
+  with_engines(tcp_ranks(kSize), [&](int rank, Engine& engine) {
     const auto meet = [&] { reduce_floats(engine, 0, 1); };
     meet();
     // One rank counts, for who does has the folder open.
-    const std::size_t before = rank == 0 ? descriptors() : 0;
+    const std::size_t before = rank == 0 ? process_descriptors() : 0;
     meet();
     for (int lane = 0; lane <= engine.express_lane(); ++lane) {
       exchange_floats(engine, lane, kSize, 10);
@@ -144,7 +139,7 @@ TEST(TcpExchangeTest, EveryLaneHasItsOwnConnectionsFromItsFirstUseOn) {
       meet();
       if (rank == 0) {
         const auto lanes = static_cast<std::size_t>(lane) + 1;
-        EXPECT_EQ(descriptors() - before, lanes * kSize * (kSize - 1U));
+        EXPECT_EQ(process_descriptors() - before, lanes * kSize * (kSize - 1U));
       }
       meet();
     }
@@ -156,10 +151,10 @@ TEST(TcpExchangeTest, EveryLaneHasItsOwnConnectionsFromItsFirstUseOn) {
 /// sanitizers need long for more ranks.
 TEST(TcpExchangeTest, LargeParts) {
   for (const int size : {2, 3}) {
-    with_engines(size, [&](int rank, Engine& engine) {
+    with_engines(tcp_ranks(size), [&](int rank, Engine& engine) {
       const auto counts = uneven_counts(size, 3'000'001 / static_cast<std::size_t>(size));
       check_reduce_scatter(engine, 0, rank, counts, DataType::kUInt8, ReduceOp::kSum);
-      for (const int lane : {2, engine.express_lane()}) {
+      for (const int lane : {1, engine.express_lane()}) {
         check_all_to_all(engine, lane, rank, size, 500'009);
       }
     });
@@ -180,7 +175,7 @@ TEST_P(LostPeerTest, IsNamed) {
   const int leaver = size - 1;
   TcpWorld world(size);
   run_as_ranks(size, [&, size = size, &call = call](int rank, RankThreads& rank_threads) {
-    const std::unique_ptr<TcpEngine> engine = connect(world, rank);
+    const std::unique_ptr<Engine> engine = connect(world, tcp_ranks(world.size()), rank);
     const auto guard =
         rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     call(*engine);
@@ -233,7 +228,7 @@ INSTANTIATE_TEST_SUITE_P(Moments, LostPeerTest, testing::ValuesIn(moments()), []
 TEST(TcpSplitTest, ALostRankIsNamedAsInTheJob) {
   TcpWorld world(3);
   run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
-    const std::unique_ptr<TcpEngine> engine = connect(world, rank);
+    const std::unique_ptr<Engine> engine = connect(world, tcp_ranks(world.size()), rank);
     if (rank == 0) {
       return;
     }
@@ -247,10 +242,10 @@ TEST(TcpSplitTest, ALostRankIsNamedAsInTheJob) {
 
 TEST(TcpSplitTest, ATimeoutNamesTheMissingRankAndLeavesTheEngineUsable) {
   TcpWorld world(3, 2);
-  std::vector<std::unique_ptr<TcpEngine>> engines(3);
+  std::vector<std::unique_ptr<Engine>> engines(3);
   run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
     auto& engine = engines[static_cast<std::size_t>(rank)];
-    engine = connect(world, rank);
+    engine = connect(world, tcp_ranks(world.size()), rank);
     const auto guard =
         rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     if (rank == 2) {
@@ -292,7 +287,7 @@ TEST(TcpOrderTest, RanksThatDisagreeGetAnErrorInsteadOfGarbage) {
   for (const auto& body : disagreements) {
     for (const bool express : {false, true}) {
       const Status seen = status_of([&] {
-        with_engines(2, [&](int rank, Engine& engine) {
+        with_engines(tcp_ranks(2), [&](int rank, Engine& engine) {
           body(rank, engine, express ? engine.express_lane() : 0);
         });
       });
@@ -327,7 +322,7 @@ TEST(TcpPiecesTest, AllAreUnderWayBeforeOneIsWaitedFor) {
 }
 
 TEST(TcpPiecesTest, AnAbortEndsTheWaitForOneAndAllThatFollow) {
-  with_engines(2, [&](int rank, Engine& engine) {
+  with_engines(tcp_ranks(2), [&](int rank, Engine& engine) {
     if (rank == 0) {  // it never comes
       return;
     }

@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/cpp/engines/tcp_engines.h"
+#include "tests/cpp/engines/engine_worlds.h"
 #include "tests/cpp/support/repeated_memory.h"
 
 namespace aiacc {
@@ -15,7 +15,7 @@ namespace {
 /// Sizes that do not fit into 31 bits; the memory behind them is small.
 TEST(TcpLargeTest, PiecesOfMoreThanTwoGiB) {
   constexpr std::size_t kBytes = (std::size_t{1} << 31) + RepeatedMemory::kPeriod;
-  with_engines(2, [&](int rank, Engine& engine) {
+  with_engines(tcp_ranks(2), [&](int rank, Engine& engine) {
     // Rank 0 sends, rank 1 receives, and each leaves its own piece empty.
     RepeatedMemory memory(kBytes);
     if (rank == 0) {

@@ -23,103 +23,90 @@ namespace {
 
 constexpr double kLimit = 4;
 
-/// Shows a judge states of a link, each a while after the one before.
-class LinkJudgeTest : public testing::Test {
- protected:
-  bool dead_after(double seconds, const TcpLink& link) {
-    now_ += std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-    return judge_.is_dead(link, now_);
-  }
+/// Bytes are under way, and repeated in vain, except for what `change` does.
+template <class Change>
+TcpLink stuck(Change change) {
+  TcpLink link;
+  link.unacknowledged = 3;
+  link.acknowledged = 1000;
+  link.tells_window = true;
+  link.window = 65536;
+  link.repeats = LinkJudge::kRepeats;
+  link.sent_s = 1;
+  change(link);
+  return link;
+}
+TcpLink stuck() {
+  return stuck([](TcpLink&) {});
+}
 
-  /// Bytes are under way, and repeated in vain.
-  static TcpLink stuck() {
-    TcpLink link;
-    link.unacknowledged = 3;
-    link.acknowledged = 1000;
-    link.tells_window = true;
-    link.window = 65536;
-    link.repeats = LinkJudge::kRepeats;
-    link.sent_s = 1;
-    return link;
-  }
-
-  LinkJudge judge_{kLimit};
-  Clock::time_point now_ = Clock::now();
+/// What a judge sees, so long after what it saw before, and what it says.
+struct Look {
+  double after_s;
+  TcpLink link;
+  bool dead;
 };
 
-TEST_F(LinkJudgeTest, BytesThatStayUnacknowledgedThoughThereIsRoom) {
-  EXPECT_FALSE(dead_after(0, stuck()));
-  EXPECT_FALSE(dead_after(kLimit * 0.9, stuck()));
-  EXPECT_TRUE(dead_after(kLimit * 0.2, stuck()));
-}
-
-TEST_F(LinkJudgeTest, WhatTheKernelHasSeenBeforeCounts) {
-  TcpLink link = stuck();
-  link.silent_s = kLimit;
-  EXPECT_TRUE(dead_after(0, link));
-}
-
-TEST_F(LinkJudgeTest, ARankThatReadsNothingIsNotDead) {
-  TcpLink full = stuck();
-  full.window = 0;
-  full.silent_s = 60;  // between two questions about the window
-  full.probes = 1;
-  for (int look = 0; look < 100; ++look) {
-    ASSERT_FALSE(dead_after(kLimit / 8, full));
-  }
-}
-
-TEST_F(LinkJudgeTest, AHostThatAnswersNoQuestionAboutItsWindowIsDead) {
-  TcpLink full = stuck();
-  full.window = 0;
-  full.silent_s = kLimit;
-  full.probes = LinkJudge::kProbes;
-  EXPECT_TRUE(dead_after(0, full));
-}
-
-TEST_F(LinkJudgeTest, ASlowLinkIsNotDead) {
-  TcpLink link = stuck();
-  for (int look = 0; look < 100; ++look) {
-    link.acknowledged += 1;
-    ASSERT_FALSE(dead_after(kLimit * 0.9, link));
-  }
-}
-
-TEST_F(LinkJudgeTest, AnIdleLinkIsNotDead) {
+TEST(LinkJudgeTest, TellsDeadLinksFromBusyAndIdleOnes) {
+  const TcpLink silent = stuck([](TcpLink& link) { link.silent_s = kLimit; });
   TcpLink idle;
   idle.acknowledged = 1000;
   idle.tells_window = true;
   idle.window = 65536;
   idle.silent_s = idle.sent_s = 1000;
-  EXPECT_FALSE(dead_after(0, idle));
-  EXPECT_FALSE(dead_after(1000, idle));
-  // It goes on with bytes of which the first are lost: the time before does not count.
-  TcpLink link = stuck();
-  EXPECT_FALSE(dead_after(1, link));
-}
-
-TEST_F(LinkJudgeTest, AFewLossesAreNoDeadLink) {
-  TcpLink link = stuck();
-  link.repeats = LinkJudge::kRepeats - 1;
-  link.silent_s = 2 * kLimit;
-  EXPECT_FALSE(dead_after(0, link));
-  EXPECT_FALSE(dead_after(2 * kLimit, link));
-  TcpLink idle;
-  idle.probes = LinkJudge::kProbes - 1;
-  idle.silent_s = 2 * kLimit;
-  EXPECT_FALSE(dead_after(0, idle));
-}
-
-TEST_F(LinkJudgeTest, AKernelThatDoesNotTellTheWindowIsAskedForAnswers) {
-  TcpLink link = stuck();
-  link.tells_window = false;
-  link.window = 0;
-  link.silent_s = link.sent_s = 2 * kLimit;  // it answered what was sent last: it is full
-  EXPECT_FALSE(dead_after(0, link));
-  link.sent_s = 0;  // has just been repeated
-  EXPECT_FALSE(dead_after(0, link));
-  link.sent_s = kLimit / 2;
-  EXPECT_TRUE(dead_after(0, link));
+  const auto full = [](double silent_s, int probes) {
+    return stuck([&](TcpLink& link) {
+      link.window = 0;
+      link.silent_s = silent_s;
+      link.probes = static_cast<decltype(link.probes)>(probes);
+    });
+  };
+  const TcpLink few_repeats = stuck([](TcpLink& link) {
+    link.repeats = LinkJudge::kRepeats - 1;
+    link.silent_s = 2 * kLimit;
+  });
+  TcpLink few_probes;
+  few_probes.probes = LinkJudge::kProbes - 1;
+  few_probes.silent_s = 2 * kLimit;
+  const auto untold = [](double sent_s) {
+    return stuck([&](TcpLink& link) {
+      link.tells_window = false;
+      link.window = 0;
+      link.silent_s = 2 * kLimit;
+      link.sent_s = sent_s;
+    });
+  };
+  std::vector<Look> reads_nothing(100, {kLimit / 8, full(60, 1), false});  // between two questions
+  std::vector<Look> slow;
+  for (unsigned look = 1; look <= 100; ++look) {
+    slow.push_back({kLimit * 0.9, stuck([&](TcpLink& link) { link.acknowledged += look; }), false});
+  }
+  const std::vector<std::pair<const char*, std::vector<Look>>> links = {
+      {"bytes stay unacknowledged though there is room",
+       {{0, stuck(), false}, {kLimit * 0.9, stuck(), false}, {kLimit * 0.2, stuck(), true}}},
+      {"what the kernel has seen before counts", {{0, silent, true}}},
+      {"a rank reads nothing", reads_nothing},
+      {"a host answers no question about its window",
+       {{0, full(kLimit, LinkJudge::kProbes), true}}},
+      {"a slow link", slow},
+      // It goes on with bytes of which the first are lost: the time before does not count.
+      {"an idle link", {{0, idle, false}, {1000, idle, false}, {1, stuck(), false}}},
+      {"a few losses", {{0, few_repeats, false}, {2 * kLimit, few_repeats, false}}},
+      {"a few questions", {{0, few_probes, false}}},
+      // Where the window is not told, an answer to what was sent last means that it is full; what
+      // has just been repeated has no answer yet.
+      {"no window is told",
+       {{0, untold(2 * kLimit), false}, {0, untold(0), false}, {0, untold(kLimit / 2), true}}},
+  };
+  for (const auto& [name, looks] : links) {
+    LinkJudge judge(kLimit);
+    Clock::time_point now = Clock::now();
+    for (const Look& look : looks) {
+      now +=
+          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(look.after_s));
+      ASSERT_EQ(look.dead, judge.is_dead(look.link, now)) << name;
+    }
+  }
 }
 
 std::vector<Socket> ring_sockets(TcpWorld& world, int rank) {
