@@ -62,8 +62,8 @@ nightly:  ## all that is too slow for every change, see tests/README.md
 	  "C++ tests=make test-cpp-nightly" "Python tests=make test-python-nightly" \
 	  "clang-tidy of all=make tidy TIDY_ARGS=" \
 	  "ThreadSanitizer of all=make tsan SANITIZER_FLAGS=-DAIACC_TSAN_ALL=ON" \
-	  "torch's own tests=make torch-tests" "every TensorFlow=make tf-versions" \
-	  "oldest and newest=make versions" "wheels=make wheel wheel-check" "images=make docker-check"
+	  "torch's own tests=make torch-tests" "oldest and newest versions=make versions" \
+	  "wheels=make wheel wheel-check" "images=make docker-check"
 
 .PHONY: build
 build: $(STAMPS)/package  ## the core, in place (aiacc/*.so)
@@ -91,19 +91,15 @@ test-python: build  ## Python tests, PYTEST_ARGS are passed on
 test-python-nightly: build
 	$(BIN)/python .ci/python_tests.py --markers nightly $(PYTEST_ARGS)
 
+VERSIONS ?=
+
 .PHONY: versions
-versions: build  ## tests on the oldest and the newest torch and Python that pyproject.toml allows
-	$(BIN)/python -m tests.compat.versions
+versions: build  ## tests on the oldest and newest torch, TensorFlow and Python; writes the counts
+	$(BIN)/python -m tests.compat.versions $(VERSIONS)
 
 .PHONY: torch-tests
 torch-tests: build  ## torch's own tests for process groups, on aiacc and gloo; writes the counts
 	$(BIN)/python -m tests.compat.torch_distributed_tests
-
-TENSORFLOW_VERSIONS ?=
-
-.PHONY: tf-versions
-tf-versions: build  ## tests on every TensorFlow (TENSORFLOW_VERSIONS="2.16.2"); writes the counts
-	$(BIN)/python -m tests.compat.tensorflow_versions $(TENSORFLOW_VERSIONS)
 
 .PHONY: asan tsan
 asan tsan: %: %-build  ## C++ tests under sanitizers

@@ -1,0 +1,203 @@
+"""The tests of the front-ends on versions that pyproject.toml allows: `make versions`.
+
+Each cell is a framework and a Python, in an environment of its own under build/versions, made when
+it is first needed. All import the aiacc of this checkout; the module for another Python is built
+beside that of `make build`.
+
+    python -m tests.compat.versions                      # all; writes RESULTS
+    python -m tests.compat.versions tensorflow-2.16.2    # these; RESULTS keeps the others
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.ranks import ROOT, rank_environment
+
+RESULTS = Path(__file__).with_suffix(".json")
+ENVIRONMENTS = ROOT / "build" / "versions"
+TOOLS = (
+    *("pytest==8.4.2", "pytest-timeout==2.4.0", "pytest-xdist==3.8.0", "scikit-learn==1.7.2"),
+    *("mpich==5.0.2", "pybind11==3.1.0"),
+)
+#: Four tests of TensorFlow need torch, which is not installed there. They run in `make test`.
+NEED_TORCH = {
+    "test_with_torch_in_one_process": "needs torch",
+    "test_training_with_torch_in_turn": "needs torch",
+    "test_the_recipe_finds_what_suits_the_data_of_all_ranks": "needs torch",
+    "test_keras_on_another_backend_is_refused": "needs torch",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is installed, and which tests run on it.
+
+    Attributes:
+        packages: For pip, with what they depend on.
+        alone: For pip, without it: tf_keras wants tensorflow where tensorflow-cpu stands for it.
+        python: "3.10", say, to be found on PATH; "" the one that runs this.
+        tests: Files and folders.
+        without: Names of tests that do not run, and why.
+        shown: Packages whose versions RESULTS has.
+    """
+
+    packages: tuple[str, ...]
+    tests: tuple[str, ...]
+    shown: tuple[str, ...]
+    alone: tuple[str, ...] = ()
+    python: str = ""
+    without: Mapping[str, str] = field(default_factory=dict)
+
+
+def _tensorflow(version: str, keras: str, tf_keras: str) -> Cell:
+    """A TensorFlow, with Keras as it was when that appeared."""
+    return Cell(
+        (f"tensorflow-cpu=={version}", f"keras=={keras}"),
+        ("tests/unit/tensorflow", "tests/parallel/tensorflow"),
+        ("tensorflow-cpu", "keras", "numpy", "protobuf"),
+        alone=(f"tf_keras=={tf_keras}",),
+        without=NEED_TORCH,
+    )
+
+
+def _torch(python: str, *packages: str) -> Cell:
+    tests = ("tests/unit/torch", "tests/parallel/torch", "tests/parallel/test_array_ops.py")
+    return Cell(packages, tests, ("torch", "numpy"), python=python)
+
+
+#: The oldest and the newest, and for TensorFlow some between.
+CELLS = {
+    "tensorflow-2.16.2": _tensorflow("2.16.2", "3.4.1", "2.16.0"),
+    "tensorflow-2.18.1": _tensorflow("2.18.1", "3.8.0", "2.18.0"),
+    "tensorflow-2.20.0": _tensorflow("2.20.0", "3.11.3", "2.20.1"),
+    "tensorflow-2.21.0": _tensorflow("2.21.0", "3.15.1", "2.21.0"),
+    "torch-2.4.0-python-3.10": _torch("3.10", "torch==2.4.0", "numpy<2"),
+    "torch-newest-python-3.13": _torch("3.13", "torch", "numpy"),
+}
+
+
+def environment_of(name: str) -> Path:
+    """The interpreter of a cell, whose packages are installed if they are not there yet."""
+    cell = CELLS[name]
+    folder = ENVIRONMENTS / name
+    python = folder / "bin" / "python"
+    wanted = [*cell.packages, *TOOLS]
+    stamp = folder / "installed.json"
+    if not stamp.exists() or json.loads(stamp.read_text()) != [*wanted, *cell.alone]:
+        sys.stdout.write(f"installing {' '.join([*wanted, *cell.alone])}\n")
+        maker = sys.executable if not cell.python else shutil.which(f"python{cell.python}")
+        if maker is None:
+            raise SystemExit(f"{name}: python{cell.python} is not on PATH (install it with venv)")
+        subprocess.run([maker, "-m", "venv", "--clear", str(folder)], check=True)
+        pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        subprocess.run([*pip, *wanted], check=True)
+        if cell.alone:
+            subprocess.run([*pip, "--no-deps", *cell.alone], check=True)
+        # The aiacc of this checkout, also for programs that run elsewhere.
+        (packages,) = folder.glob("lib/python3.*/site-packages")
+        (packages / "aiacc.pth").write_text(f"{ROOT}\n")
+        stamp.write_text(json.dumps([*wanted, *cell.alone]))
+    if cell.python:
+        _build(folder, python)
+    return python
+
+
+def _build(folder: Path, python: Path) -> None:
+    """The module for another Python, beside those in the package."""
+    cmake, build = str(Path(sys.executable).parent / "cmake"), str(folder / "build")
+    options = {
+        "CMAKE_BUILD_TYPE": "RelWithDebInfo",
+        "AIACC_OUTPUT_DIR": str(ROOT / "aiacc"),
+        "Python_EXECUTABLE": str(python),
+    }
+    defined = [f"-D{key}={value}" for key, value in options.items()]
+    subprocess.run([cmake, "-G", "Ninja", "-S", str(ROOT), "-B", build, *defined], check=True)
+    subprocess.run([cmake, "--build", build], check=True)
+
+
+def versions_in(python: Path, packages: Sequence[str]) -> dict[str, str]:
+    """What is really there."""
+    program = (
+        "import json, sys; from importlib.metadata import version\n"
+        "found = {name: version(name) for name in sys.argv[1:]}\n"
+        "print(json.dumps({'python': sys.version.split()[0], **found}))"
+    )
+    done = subprocess.run(
+        [str(python), "-c", program, *packages], capture_output=True, text=True, check=True, cwd="/"
+    )
+    return json.loads(done.stdout)
+
+
+def run(name: str) -> dict[str, Any]:
+    """Run the tests on one cell, and tell what became of them."""
+    cell = CELLS[name]
+    python = environment_of(name)
+    with tempfile.TemporaryDirectory(prefix="versions-") as folder:
+        report = Path(folder) / "report.xml"
+        # A warning of an old version's own is no failure of ours.
+        options = ["-W", "default", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        beside = ["-n", str(len(os.sched_getaffinity(0)) + 1), "--dist", "loadfile"]
+        left_out = " and ".join(f"not {name}" for name in cell.without)
+        subprocess.run(
+            [str(python), "-m", "pytest", *options, *beside, "-k", left_out, *cell.tests],
+            cwd=ROOT,
+            env=rank_environment({"TF_CPP_MIN_LOG_LEVEL": "2"}),
+            check=False,
+        )
+        summary = summary_of(report.read_text())
+    return {"versions": versions_in(python, cell.shown), **summary}
+
+
+def summary_of(report: str) -> dict[str, Any]:
+    """What is written to RESULTS, from a report of pytest."""
+    passed, skipped, failed = 0, {}, {}
+    for case in ET.fromstring(report).iter("testcase"):
+        problems = [child for child in case if child.tag in ("failure", "error", "skipped")]
+        if not problems:
+            passed += 1
+            continue
+        name = f"{case.get('classname')}.{case.get('name')}"
+        why = (problems[0].get("message") or problems[0].tag).splitlines()[0]
+        (skipped if problems[0].tag == "skipped" else failed)[name] = why
+    return {"passed": passed, "skipped": skipped, "failed": failed}
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results for people: one line for each cell."""
+    lines = [f"{'cell':<26}passed skipped  failed  versions"]
+    for name, result in results.items():
+        found = ", ".join(f"{what} {version}" for what, version in result["versions"].items())
+        counts = f"{result['passed']:>6} {len(result['skipped']):>7}  {len(result['failed']):>6}"
+        lines.append(f"{name:<26}{counts}  {found}")
+    return "\n".join(lines) + "\n"
+
+
+def main(names: Sequence[str]) -> int:
+    """See the module; 1 if a test failed."""
+    unknown = sorted(set(names) - set(CELLS))
+    if unknown:
+        sys.stderr.write(f"{', '.join(unknown)} (expected one of {', '.join(CELLS)})\n")
+        return 2
+    before = json.loads(RESULTS.read_text())["results"] if RESULTS.exists() else {}
+    now = {name: run(name) for name in names or CELLS}
+    found = {**before, **now}
+    results = {name: found[name] for name in CELLS if name in found}
+    not_run = {name: dict(cell.without) for name, cell in CELLS.items() if cell.without}
+    RESULTS.write_text(json.dumps({"not run": not_run, "results": results}, indent=1) + "\n")
+    sys.stdout.write(table(results))
+    return int(any(result["failed"] for result in now.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
