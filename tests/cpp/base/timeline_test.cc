@@ -43,6 +43,8 @@ class TimelineTest : public testing::Test {
   }
   bool exists(const std::string& name) const { return std::filesystem::exists(folder_ / name); }
   void expect_room(Timeline& timeline) const;
+  /// That the file is whole and has so many events; its text.
+  std::string expect_events(const std::string& name, std::size_t events) const;
 
  private:
   std::filesystem::path folder_;
@@ -61,12 +63,18 @@ std::size_t count(const std::string& text, const std::string& part) {
   return found;
 }
 
+std::string TimelineTest::expect_events(const std::string& name, std::size_t events) const {
+  const std::string text = read(name);
+  EXPECT_TRUE(JsonChecker::valid(text)) << text;
+  EXPECT_EQ(count(text, R"("ph": "X")"), events) << text;
+  return text;
+}
+
 void TimelineTest::expect_room(Timeline& timeline) const {
   timeline.start(path("t.json"), false);
   record(timeline, "x");
   timeline.stop();
-  EXPECT_TRUE(JsonChecker::valid(read("t.json")));
-  EXPECT_EQ(count(read("t.json"), R"("ph": "X")"), 1U);
+  expect_events("t.json", 1);
 }
 
 TEST_F(TimelineTest, IsValidJsonWithEverythingThatWasRecorded) {
@@ -80,9 +88,7 @@ TEST_F(TimelineTest, IsValidJsonWithEverythingThatWasRecorded) {
   record(timeline, "odd \"name\" \\ \n\t\x01 \xc3\xa4");
   timeline.stop();
   EXPECT_FALSE(timeline.on());
-  const std::string text = read("t.json");
-  EXPECT_TRUE(JsonChecker::valid(text));
-  EXPECT_EQ(count(text, R"("ph": "X")"), 1001U);
+  const std::string text = expect_events("t.json", 1001);
   EXPECT_EQ(count(text, R"("cat": "ALLREDUCE")"), 1001U);
   EXPECT_EQ(count(text, R"("thread_name")"), 3U);
 }
@@ -128,10 +134,8 @@ TEST_F(TimelineTest, StartsAgainGoesOnAndMovesToAnotherFile) {
       record(timeline, "run" + std::to_string(events));
     }
     timeline.stop();
-    const std::string text = read("t.json");
-    ASSERT_TRUE(JsonChecker::valid(text)) << text;
+    const std::string text = expect_events("t.json", events % 3);
     ASSERT_EQ(count(text, "\"run" + std::to_string(events) + "\""), events % 3);
-    ASSERT_EQ(count(text, R"("ph": "X")"), events % 3) << text;
   }
   timeline.start(path("t.json"), false);
   record(timeline, "first");
@@ -142,9 +146,8 @@ TEST_F(TimelineTest, StartsAgainGoesOnAndMovesToAnotherFile) {
   EXPECT_TRUE(JsonChecker::valid(read("t.json")));
   record(timeline, "third");
   timeline.stop();
-  EXPECT_EQ(count(read("t.json"), R"("ph": "X")"), 2U);
-  EXPECT_EQ(count(read("other.json"), R"("ph": "X")"), 1U);
-  EXPECT_EQ(count(read("other.json"), "third"), 1U);
+  expect_events("t.json", 2);
+  EXPECT_EQ(count(expect_events("other.json", 1), "third"), 1U);
 }
 
 TEST_F(TimelineTest, APathThatCannotBeWrittenIsAnError) {
@@ -170,8 +173,7 @@ TEST_F(TimelineTest, EveryRankWrites) {
   record(one, "x");
   one.stop();
   EXPECT_FALSE(exists("t.json"));
-  EXPECT_TRUE(JsonChecker::valid(read("t.rank1.json")));
-  EXPECT_EQ(count(read("t.rank1.json"), R"("ph": "X", "pid": 1)"), 1U);
+  EXPECT_EQ(count(expect_events("t.rank1.json", 1), R"("ph": "X", "pid": 1)"), 1U);
 }
 
 TEST_F(TimelineTest, StepsFollowEachOther) {

@@ -7,61 +7,6 @@
 namespace aiacc {
 namespace {
 
-template <class T>
-void check_all_reduce_of(int rank,
-                         int size,
-                         std::size_t count,
-                         DataType dtype,
-                         ReduceOp op,
-                         const ReduceCall& all_reduce) {
-  const std::string what = "rank " + std::to_string(rank) + " of " + std::to_string(size) + " " +
-                           name_of(dtype) + " " + name_of(op) + " count " + std::to_string(count);
-  const std::vector<T> expected = reduced_numbers<T>(count, size, op);
-  const std::vector<T> input = rank_numbers<T>(count, rank);
-  std::vector<T> out(count);
-  Reduction reduction{dtype, op};
-  all_reduce(input.data(), out.data(), reduction);
-  expect_equal_bits(expected, out, what);
-  expect_equal_bits(rank_numbers<T>(count, rank), input, what + " (input)");
-  out = input;
-  all_reduce(out.data(), out.data(), reduction);
-  expect_equal_bits(expected, out, what + " in place");
-  reduction.factor = 0.3;
-  std::vector<T> scaled(count);
-  scale(scaled.data(), expected.data(), count, dtype, reduction.factor);
-  all_reduce(input.data(), out.data(), reduction);
-  expect_equal_bits(scaled, out, what + " with a factor");
-}
-
-template <class T>
-void check_reduce_scatter_of(int rank,
-                             const std::vector<std::size_t>& counts,
-                             DataType dtype,
-                             ReduceOp op,
-                             const ReduceCall& reduce_scatter) {
-  const auto size = static_cast<int>(counts.size());
-  const auto own = counts.begin() + rank;
-  const auto from = std::accumulate(counts.begin(), own, std::ptrdiff_t{0});
-  const std::size_t count = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
-  const std::string what = "reduce_scatter rank " + std::to_string(rank) + " of " +
-                           std::to_string(size) + " " + name_of(dtype) + " " + name_of(op) +
-                           " count " + std::to_string(count);
-  const std::vector<T> all = reduced_numbers<T>(count, size, op);
-  const std::vector<T> expected(all.begin() + from,
-                                all.begin() + from + static_cast<std::ptrdiff_t>(*own));
-  const std::vector<T> input = rank_numbers<T>(count, rank);
-  std::vector<T> out(*own);
-  Reduction reduction{dtype, op};
-  reduce_scatter(input.data(), out.data(), reduction);
-  expect_equal_bits(expected, out, what);
-  expect_equal_bits(rank_numbers<T>(count, rank), input, what + " (input)");
-  reduction.factor = 0.3;
-  std::vector<T> scaled(*own);
-  scale(scaled.data(), expected.data(), *own, dtype, reduction.factor);
-  reduce_scatter(input.data(), out.data(), reduction);
-  expect_equal_bits(scaled, out, what + " with a factor");
-}
-
 /// What rank `from` has for rank `to`: sometimes nothing, otherwise bytes around `scale`.
 std::vector<std::uint8_t> piece_between(int from, int to, std::size_t scale) {
   const auto factor = static_cast<std::size_t>(from * 3 + to * 5) % 4;
@@ -78,7 +23,24 @@ void check_all_reduce_call(int rank,
                            ReduceOp op,
                            const ReduceCall& all_reduce) {
   visit_dtype(dtype, [&](auto element) {
-    check_all_reduce_of<decltype(element)>(rank, size, count, dtype, op, all_reduce);
+    using T = decltype(element);
+    const std::string what = "rank " + std::to_string(rank) + " of " + std::to_string(size) + " " +
+                             name_of(dtype) + " " + name_of(op) + " count " + std::to_string(count);
+    const std::vector<T> expected = reduced_numbers<T>(count, size, op);
+    const std::vector<T> input = rank_numbers<T>(count, rank);
+    std::vector<T> out(count);
+    Reduction reduction{dtype, op};
+    all_reduce(input.data(), out.data(), reduction);
+    expect_equal_bits(expected, out, what);
+    expect_equal_bits(rank_numbers<T>(count, rank), input, what + " (input)");
+    out = input;
+    all_reduce(out.data(), out.data(), reduction);
+    expect_equal_bits(expected, out, what + " in place");
+    reduction.factor = 0.3;
+    std::vector<T> scaled(count);
+    scale(scaled.data(), expected.data(), count, dtype, reduction.factor);
+    all_reduce(input.data(), out.data(), reduction);
+    expect_equal_bits(scaled, out, what + " with a factor");
   });
 }
 
@@ -136,7 +98,28 @@ void check_reduce_scatter_call(int rank,
                                ReduceOp op,
                                const ReduceCall& reduce_scatter) {
   visit_dtype(dtype, [&](auto element) {
-    check_reduce_scatter_of<decltype(element)>(rank, counts, dtype, op, reduce_scatter);
+    using T = decltype(element);
+    const auto size = static_cast<int>(counts.size());
+    const auto own = counts.begin() + rank;
+    const auto from = std::accumulate(counts.begin(), own, std::ptrdiff_t{0});
+    const std::size_t count = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+    const std::string what = "reduce_scatter rank " + std::to_string(rank) + " of " +
+                             std::to_string(size) + " " + name_of(dtype) + " " + name_of(op) +
+                             " count " + std::to_string(count);
+    const std::vector<T> all = reduced_numbers<T>(count, size, op);
+    const std::vector<T> expected(all.begin() + from,
+                                  all.begin() + from + static_cast<std::ptrdiff_t>(*own));
+    const std::vector<T> input = rank_numbers<T>(count, rank);
+    std::vector<T> out(*own);
+    Reduction reduction{dtype, op};
+    reduce_scatter(input.data(), out.data(), reduction);
+    expect_equal_bits(expected, out, what);
+    expect_equal_bits(rank_numbers<T>(count, rank), input, what + " (input)");
+    reduction.factor = 0.3;
+    std::vector<T> scaled(*own);
+    scale(scaled.data(), expected.data(), *own, dtype, reduction.factor);
+    reduce_scatter(input.data(), out.data(), reduction);
+    expect_equal_bits(scaled, out, what + " with a factor");
   });
 }
 

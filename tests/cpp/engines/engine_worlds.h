@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -88,6 +90,22 @@ void with_engines(const World& world, Body body) {
         rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     body(rank, *engine);
   });
+}
+
+/// Calls `body(part, index)` with the engine among `members`, if `rank` is one of them.
+template <class Body>
+void with_part(
+    Engine& engine, int rank, const std::vector<int>& members, std::uint32_t split_id, Body body) {
+  const auto found = std::find(members.begin(), members.end(), rank);
+  if (found != members.end()) {
+    const std::unique_ptr<Engine> part = engine.split(members, split_id);
+    try {
+      body(*part, static_cast<int>(found - members.begin()));
+    } catch (...) {
+      part->abort(current_exception_status());
+      throw;
+    }
+  }
 }
 
 }  // namespace aiacc

@@ -169,53 +169,94 @@ std::string end_of_a_large_round(TcpPlane& plane) {
   return status_of([&] { plane.all_reduce(message, join); }).message();
 }
 
+/// What a rank does while another one sends it a large message, and the text that ends the round.
+struct Answer {
+  const char* name;
+  std::function<void(RawPeer&)> give;
+  std::string end;
+  double peer_timeout_s = kNeverAskedSeconds;
+};
+
+class LargeRoundTest : public testing::TestWithParam<Answer> {};
+
+TEST_P(LargeRoundTest, EndsAsItsAnswerSays) {
+  const Answer& answer = GetParam();
+  std::promise<void> over;
+  with_raw_peer(
+      [&](TcpPlane& plane) {
+        const std::string text = end_of_a_large_round(plane);
+        EXPECT_EQ(answer.end, text.substr(0, answer.end.size()));
+        EXPECT_EQ(answer.end.empty(), text.empty()) << text;
+        over.set_value();
+      },
+      [&](RawPeer& peer) {
+        answer.give(peer);
+        over.get_future().wait();  // open, but nobody reads it
+      },
+      answer.peer_timeout_s);
+}
+
+const std::string kLeft = "[core] rank 1 has shut down";
+const std::string kLost = "[control] rank 7 is lost";
+
+INSTANTIATE_TEST_SUITE_P(
+    Answers,
+    LargeRoundTest,
+    testing::Values(
+        Answer{"ALeaverTakesNothingMore",
+               [](RawPeer& peer) {
+                 peer.await_bytes();
+                 peer.send(end_frame(Code::kShutdown, kLeft));
+               },
+               kLeft},
+        // The rank that is first to finish the last round leaves while others are still in it.
+        Answer{"WhatALeaverHasGivenCounts",
+               [](RawPeer& peer) {
+                 peer.await_bytes();
+                 peer.send(Frame{FrameType::kRound, 0, 0, {1}});
+                 peer.send(end_frame(Code::kShutdown, kLeft));
+               },
+               ""},
+        Answer{"AReasonComesBeforeTheGarbageAfterIt",
+               [](RawPeer& peer) {
+                 Bytes all;
+                 encode_frame(end_frame(Code::kPeerLost, kLost), all);
+                 all.resize(all.size() + 100, 0x47);
+                 peer.send(all);
+               },
+               kLost},
+        Answer{"WhoTakesNothingIsGivenUp",
+               [](RawPeer&) {},
+               "[control] rank 1 has not answered within",
+               0.4},
+        // Its answers come behind what it has not taken yet: a slow network is no frozen rank.
+        Answer{"WhoTakesItSlowlyIsNotGivenUp",
+               [](RawPeer& peer) {
+                 // In all several times the limit: nothing but time tells.
+                 EXPECT_EQ(peer.receive(std::chrono::milliseconds(9)).payload, large_message());
+                 peer.send(Frame{FrameType::kRound, 0, 0, {1}});
+               },
+               "",
+               1.5}),
+    [](const auto& test) { return std::string(test.param.name); });
+
 TEST(TcpPlane, TheReasonForAnEndComesAfterTheRestOfAFrame) {
   std::atomic<TcpPlane*> sending{nullptr};
   with_raw_peer(
       [&](TcpPlane& plane) {
         sending.store(&plane);
-        const Status status(Code::kPeerLost, "[control] rank 7 is lost");
+        const Status status(Code::kPeerLost, kLost);
         EXPECT_EQ(end_of_a_large_round(plane), status.message());
         plane.abort(status);  // as the coordinator does
       },
       [&](RawPeer& peer) {
         peer.await_bytes();
-        sending.load()->interrupt({Code::kPeerLost, "[control] rank 7 is lost"});
+        sending.load()->interrupt({Code::kPeerLost, kLost});
         EXPECT_EQ(peer.receive().payload, large_message());
         const Frame end = peer.receive();
         EXPECT_EQ(end.type, FrameType::kAbort);
-        EXPECT_EQ(decode_status(end.payload).message(), "[control] rank 7 is lost");
+        EXPECT_EQ(decode_status(end.payload).message(), kLost);
         peer.await_close();
-      });
-}
-
-TEST(TcpPlane, WhoLeavesTakesNothingMore) {
-  std::promise<void> over;
-  with_raw_peer(
-      [&](TcpPlane& plane) {
-        EXPECT_EQ(end_of_a_large_round(plane), "[core] rank 1 has shut down");
-        over.set_value();
-      },
-      [&](RawPeer& peer) {
-        peer.await_bytes();
-        peer.send(end_frame(Code::kShutdown, "[core] rank 1 has shut down"));
-        over.get_future().wait();  // open, but nobody reads it
-      });
-}
-
-/// The rank that is first to finish the last round leaves while others are still in it.
-TEST(TcpPlane, WhatALeaverHasGivenToTheRoundCounts) {
-  std::promise<void> over;
-  with_raw_peer(
-      [&](TcpPlane& plane) {
-        EXPECT_EQ(end_of_a_large_round(plane), "");
-        over.set_value();
-      },
-      [&](RawPeer& peer) {
-        peer.await_bytes();
-        peer.send(Frame{FrameType::kRound, 0, 0, {1}});
-        peer.send(end_frame(Code::kShutdown, "[core] rank 1 has shut down"));
-        over.get_future().wait();
       });
 }
 
@@ -226,50 +267,15 @@ TEST(TcpPlane, TheReasonForAnEndComesBeforeAFrameThatCannotBeSent) {
       [&](TcpPlane& plane) {
         plane.check_peers();  // a ping that rank 1 does not read: its end will be a reset
         closed.get_future().wait();
-        EXPECT_EQ(end_of_a_large_round(plane), "[control] rank 7 is lost");
+        EXPECT_EQ(end_of_a_large_round(plane), kLost);
       },
       [&](RawPeer& peer) {
         peer.await_bytes();
-        peer.send(end_frame(Code::kPeerLost, "[control] rank 7 is lost"));
+        peer.send(end_frame(Code::kPeerLost, kLost));
         peer.close();
         closed.set_value();
       },
       0);
-}
-
-TEST(TcpPlane, TheReasonForAnEndComesBeforeTheGarbageAfterIt) {
-  with_raw_peer(
-      [&](TcpPlane& plane) { EXPECT_EQ(end_of_a_large_round(plane), "[control] rank 7 is lost"); },
-      [&](RawPeer& peer) {
-        Bytes all;
-        encode_frame(end_frame(Code::kPeerLost, "[control] rank 7 is lost"), all);
-        all.resize(all.size() + 100, 0x47);
-        peer.send(all);
-        peer.await_close();
-      });
-}
-
-TEST(TcpPlane, APeerThatTakesNothingIsGivenUp) {
-  std::promise<void> over;
-  with_raw_peer(
-      [&](TcpPlane& plane) {
-        const std::string text = end_of_a_large_round(plane);
-        EXPECT_NE(text.find("rank 1 has not answered within"), std::string::npos) << text;
-        over.set_value();
-      },
-      [&](RawPeer&) { over.get_future().wait(); },
-      0.4);
-}
-
-/// Its answers come behind what it has not taken yet: a slow network is no frozen rank.
-TEST(TcpPlane, APeerThatTakesALongMessageSlowlyIsNotGivenUp) {
-  with_raw_peer([&](TcpPlane& plane) { EXPECT_EQ(end_of_a_large_round(plane), ""); },
-                [&](RawPeer& peer) {
-                  // In all several times the limit: nothing but time tells.
-                  EXPECT_EQ(peer.receive(std::chrono::milliseconds(9)).payload, large_message());
-                  peer.send(Frame{FrameType::kRound, 0, 0, {1}});
-                },
-                1.5);
 }
 
 /// Rank 0 sends rank 1 more than that takes; rank 2 wants to know meanwhile whether it lives.
@@ -321,11 +327,7 @@ TEST(TcpPlane, ASilentPeerIsAskedBeforeItIsGivenUp) {
       2);
 }
 
-TEST(TcpPlane, EndsThoughAFrozenPeerNeverCloses) {
-  with_raw_peer([](TcpPlane& plane) { plane.abort({Code::kShutdown, "done"}); },
-                [](RawPeer& peer) { peer.await_close(); });
-}
-
+/// And it does not wait for a frozen peer, which never closes.
 TEST(TcpPlane, AFarewellIsTheLastThingSent) {
   with_raw_peer(
       [](TcpPlane& plane) { plane.abort({Code::kShutdown, "[core] rank 0 has shut down"}); },
@@ -347,13 +349,13 @@ TEST(TcpPlane, TheReasonForAnEndComesBeforeAnswersThatFail) {
           plane.wait(Clock::time_point::max());
           reason = status_of([&] { plane.service(); }).message();
         }
-        EXPECT_EQ(reason, "[control] rank 7 is lost");
+        EXPECT_EQ(reason, kLost);
       },
       [&](RawPeer& peer) {
         Bytes all;
         encode_frame({FrameType::kPing, 0, 0, {}}, all);
         encode_frame({FrameType::kPing, 0, 0, {}}, all);  // the answer to the first is refused
-        encode_frame(end_frame(Code::kPeerLost, "[control] rank 7 is lost"), all);
+        encode_frame(end_frame(Code::kPeerLost, kLost), all);
         peer.send(all);
         peer.close();
         closed.set_value();
