@@ -47,6 +47,20 @@ std::uint8_t receive_byte(Socket& socket) {
   return byte;
 }
 
+/// Connects, tells each peer `word(this rank, spec)`, and expects what the peer says there.
+template <class Word>
+void talk(Connector& connector, const std::vector<ChannelSpec>& specs, Word word) {
+  std::vector<Socket> sockets = connector.establish(specs);
+  ASSERT_EQ(sockets.size(), specs.size());
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const auto mine = static_cast<std::uint8_t>(word(connector.rank(), specs[i]));
+    send_all(sockets[i], &mine, 1);
+  }
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    EXPECT_EQ(receive_byte(sockets[i]), word(specs[i].peer, specs[i]));
+  }
+}
+
 /// Answers nobody, as that of a host which is out of reach: a listener whose queue is full.
 class MuteAddress {
  public:
@@ -137,15 +151,9 @@ TEST_F(ConnectorTest, ConnectsAllRanksOnSeveralLanes) {
             specs.push_back({peer, kind, lane, rank < peer});
           }
         }
-        std::vector<Socket> sockets = world.connector(rank).establish(specs);
-        ASSERT_EQ(sockets.size(), specs.size());
-        for (std::size_t i = 0; i < specs.size(); ++i) {
-          const auto mine = static_cast<std::uint8_t>(rank * 16 + specs[i].lane);
-          send_all(sockets[i], &mine, 1);
-        }
-        for (std::size_t i = 0; i < specs.size(); ++i) {
-          EXPECT_EQ(receive_byte(sockets[i]), specs[i].peer * 16 + specs[i].lane);
-        }
+        talk(world.connector(rank), specs, [](int from, const ChannelSpec& spec) {
+          return from * 16 + spec.lane;
+        });
       }
     });
   }
@@ -172,14 +180,9 @@ TEST_F(ConnectorTest, ServesSeveralCallsAtATime) {
                              call / 2});
           }
         }
-        std::vector<Socket> sockets = world.connector(rank).establish(specs);
-        for (Socket& socket : sockets) {
-          const auto mine = static_cast<std::uint8_t>(static_cast<unsigned>(rank) * 16 + call);
-          send_all(socket, &mine, 1);
-        }
-        for (std::size_t k = 0; k < specs.size(); ++k) {
-          EXPECT_EQ(receive_byte(sockets[k]), static_cast<unsigned>(specs[k].peer) * 16 + call);
-        }
+        talk(world.connector(rank), specs, [call](int from, const ChannelSpec&) {
+          return from * 16 + static_cast<int>(call);
+        });
       });
     }
     for (std::thread& thread : threads) {

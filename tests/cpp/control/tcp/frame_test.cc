@@ -31,6 +31,17 @@ Bytes encoded(const std::vector<Frame>& frames) {
   return bytes;
 }
 
+/// Gives a decoder pieces of `length()` bytes.
+template <class Length>
+void feed(const Bytes& bytes, Length length, RecyclingQueue<Frame>& frames) {
+  FrameDecoder decoder("rank 1");
+  for (std::size_t at = 0; at < bytes.size();) {
+    const std::size_t piece = std::min<std::size_t>(bytes.size() - at, length());
+    decoder.feed(bytes.data() + at, piece, frames);
+    at += piece;
+  }
+}
+
 void expect_equal(const std::vector<Frame>& expected, RecyclingQueue<Frame> got) {
   ASSERT_EQ(got.size(), expected.size());
   for (const Frame& frame : expected) {
@@ -47,13 +58,8 @@ TEST(FrameDecoder, TakesFramesInAnyCut) {
   for (std::uint32_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 random(seed);
-    FrameDecoder decoder("rank 1");
     RecyclingQueue<Frame> frames;
-    for (std::size_t at = 0; at < bytes.size();) {
-      const std::size_t piece = std::min<std::size_t>(bytes.size() - at, 1 + random() % 40);
-      decoder.feed(bytes.data() + at, piece, frames);
-      at += piece;
-    }
+    feed(bytes, [&] { return 1 + random() % 40; }, frames);
     expect_equal(some_frames(), frames);
   }
 }
@@ -109,16 +115,10 @@ TEST(FrameDecoderFuzz, DamagedStreamsDecodeOrThrow) {
   for (std::uint32_t seed = 0; seed < 20000; ++seed) {
     Mutator mutator(seed);
     const Bytes bytes = mutator.damage(valid);
-    FrameDecoder decoder("rank 1");
     RecyclingQueue<Frame> frames;
     largest_allocation.store(0);
-    const Status status = status_of([&] {
-      for (std::size_t at = 0; at < bytes.size();) {
-        const std::size_t piece = std::min<std::size_t>(bytes.size() - at, 1 + mutator.below(600));
-        decoder.feed(bytes.data() + at, piece, frames);
-        at += piece;
-      }
-    });
+    const Status status =
+        status_of([&] { feed(bytes, [&] { return 1 + mutator.below(600); }, frames); });
     ASSERT_TRUE(status.ok() || status.code() == Code::kPeerLost) << "seed " << seed;
     ASSERT_LT(largest_allocation.load(), 4 * bytes.size() + 4096) << "seed " << seed;
     for (; !frames.empty(); frames.pop()) {
