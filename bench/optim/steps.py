@@ -22,7 +22,7 @@ from aiacc.optim import LAMB, LARS
 from bench import machine
 from bench.report import between_markers
 from bench.shapes import elements, resnet50
-from tests.support.timm_optimizers import Lamb, Lars
+from tests.support.learning.timm_optimizers import Lamb, Lars
 
 RESULT = machine.ROOT / "bench" / "results" / "optim.json"
 PAGE = machine.ROOT / "docs" / "optimizers.md"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.gpu import bodies, coded_bodies
-from tests.support import one_gpu
+from tests.support.gpu import one_gpu
 from tests.support.ranks import run_ranks
 
 

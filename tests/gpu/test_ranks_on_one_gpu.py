@@ -8,7 +8,8 @@ import pytest
 
 import aiacc.torch as hvd
 from tests.gpu import bodies, coded_bodies, factor_bodies, optim_bodies
-from tests.support import one_gpu, ranks
+from tests.support import ranks
+from tests.support.gpu import one_gpu
 
 
 @pytest.mark.parametrize("way", one_gpu.WAYS)

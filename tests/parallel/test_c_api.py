@@ -13,7 +13,7 @@ import pytest
 import aiacc
 import aiacc.array as hvd
 from aiacc.process_sets import add_process_set, remove_process_set
-from tests.support import fake_gpu
+from tests.support.gpu import fake_gpu
 from tests.support.jobs import on_ranks
 from tests.support.needed import missing
 from tests.support.ranks import ROOT, run_ranks

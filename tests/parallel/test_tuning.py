@@ -8,8 +8,8 @@ import torch
 
 import aiacc
 import aiacc.torch as hvd
+from tests.support.learning.training import check_parameters, flat, train_alone
 from tests.support.ranks import run_ranks
-from tests.support.training import check_parameters, flat, train_alone
 
 
 def _loss(model, rank, step):

@@ -25,7 +25,10 @@ _MODULES = {
     "numpy": ("numpy", "aiacc.array", "pytest"),
 }
 #: Variables that the loader, the interpreter and libraries read while they start.
-_READ_EARLY = ("LD_", "PYTHON", "TF_", "KERAS_", "OMP_", "MKL_", "OPENBLAS_", "CUDA_")
+_READ_EARLY = (
+    *("LD_", "PYTHON", "TF_", "KERAS_", "OMP_", "MKL_", "OPENBLAS_", "CUDA_"),
+    "AIACC_TENSORFLOW_OPS",
+)
 _SEEDS = 2
 
 

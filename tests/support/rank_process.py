@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Client
+from pathlib import Path
 from typing import Any
 
 #: Variables in which launchers tell a process its rank, in the order in which they are believed.
@@ -73,7 +74,7 @@ def fork_ranks(control: socket.socket, modules: Sequence[str]) -> int:
                 with contextlib.suppress(BaseException):  # the rank fails by it, and says so
                     importlib.import_module(module)
                 # What another thread holds while it is copied stays locked in the copy.
-                assert os.stat("/proc/self/task").st_nlink == 3, f"{module} starts threads"
+                assert Path("/proc/self/task").stat().st_nlink == 3, f"{module} starts threads"
                 leads, tell = os.pipe()
                 pid = os.fork()
                 if pid == 0:

@@ -10,7 +10,7 @@ import pytest
 
 from aiacc.array import adapter as arrays
 from aiacc.array import device_arrays
-from tests.support.device_array import DeviceArray
+from tests.support.gpu.device_array import DeviceArray
 
 
 def test_place_is_that_of_the_interface_and_of_dlpack():

@@ -14,7 +14,7 @@ from aiacc.compression import buckets as buckets_of_a_job
 from aiacc.compression.codecs import BF16, NONE, Cast, MSTopK, Quantised
 from aiacc.compression.watch import CHOSEN, CompressionWatch
 from aiacc.torch import auto_compression
-from tests.support.coded import check_same, join_as
+from tests.support.learning.coded import check_same, join_as
 from tests.support.ranks import run_ranks
 
 _STEPS = 60

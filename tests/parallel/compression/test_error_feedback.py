@@ -15,7 +15,7 @@ import aiacc.torch as hvd
 from aiacc.compression.codecs import MSTopK, RandomK, parse
 from aiacc.compression.feedback import EF21, Momentum, NoFeedback, Residual
 from aiacc.compression.policy import Policy
-from tests.support.coded import (
+from tests.support.learning.coded import (
     WAYS,
     Job,
     check_same,
@@ -25,7 +25,7 @@ from tests.support.coded import (
     same,
     values_of,
 )
-from tests.support.codes import Reference
+from tests.support.learning.codes import Reference
 from tests.support.ranks import run_ranks
 
 _SHAPE = (40, 30)

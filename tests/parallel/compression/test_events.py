@@ -19,7 +19,7 @@ from aiacc.compression.codecs import parse
 from aiacc.compression.feedback import EF21, Momentum, NoFeedback, Residual
 from aiacc.compression.policy import Policy
 from aiacc.exceptions import MismatchError
-from tests.support.coded import Job, check_same, run_in_ddp, run_over_tcp, same, values_of
+from tests.support.learning.coded import Job, check_same, run_in_ddp, run_over_tcp, same, values_of
 
 _SHAPES = {"first": (64, 32), "second": (48, 64)}
 _OPTIMIZERS = ("optimizer", "groups", "views")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
-from tests.support.coded import Job, run_in_ddp, run_over_tcp, values_of
+from tests.support.learning.coded import Job, run_in_ddp, run_over_tcp, values_of
 
 _SIDE = 160
 

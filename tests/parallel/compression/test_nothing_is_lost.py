@@ -12,7 +12,7 @@ from aiacc.compression.codecs import Quantised, parse
 from aiacc.compression.feedback import Residual
 from aiacc.compression.policy import Policy
 from aiacc.planning.plan import Plan
-from tests.support.coded import (
+from tests.support.learning.coded import (
     Job,
     check_same,
     join_as,

@@ -11,8 +11,8 @@ import aiacc.torch as hvd
 from aiacc.compression.codecs import parse
 from aiacc.compression.feedback import Residual
 from aiacc.compression.policy import Policy
-from tests.support.coded import WAYS, Job, check_same, run_in_ddp, run_over_tcp, values_of
-from tests.support.codes import check_sum
+from tests.support.learning.coded import WAYS, Job, check_same, run_in_ddp, run_over_tcp, values_of
+from tests.support.learning.codes import check_sum
 from tests.support.ranks import run_ranks
 
 _NAMES = ["int8", "int4:block=128", "fp8:block=1024", "mstopk:density=0.05,mode=exact", "topk"]

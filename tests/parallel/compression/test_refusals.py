@@ -15,7 +15,13 @@ import aiacc.torch as hvd
 from aiacc.compression.codecs import MSTopK, Quantised, parse
 from aiacc.compression.feedback import EF21, Residual
 from aiacc.compression.policy import Policy
-from tests.support.coded import coding_optimizer, join_as, run_in_ddp, run_over_tcp, values_of
+from tests.support.learning.coded import (
+    coding_optimizer,
+    join_as,
+    run_in_ddp,
+    run_over_tcp,
+    values_of,
+)
 from tests.support.ranks import run_ranks
 
 

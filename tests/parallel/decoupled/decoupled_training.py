@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from tests.support.training import Recipe, Together, compare, distributed
+from tests.support.learning.training import Recipe, Together, compare, distributed
 
 #: With several buckets for the models of these tests.
 DECOUPLED = {"schedule": "decoupled", "bucket_bytes": 1000}

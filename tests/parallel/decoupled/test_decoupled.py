@@ -27,7 +27,7 @@ from tests.parallel.decoupled.decoupled_training import (
 from tests.parallel.torch.test_optimizer_situations import KINDS, Net, scheduled, two_groups
 from tests.parallel.torch.test_optimizer_situations import loss as loss_of_net
 from tests.support.jobs import on_ranks
-from tests.support.training import Recipe, Together, train
+from tests.support.learning.training import Recipe, Together, train
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -26,14 +26,14 @@ from tests.parallel.decoupled.decoupled_training import (
     wrap,
 )
 from tests.support.jobs import on_ranks
-from tests.support.ranks import run_ranks
-from tests.support.training import (
+from tests.support.learning.training import (
     Recipe,
     check_learned,
     check_same_everywhere,
     compare,
     train,
 )
+from tests.support.ranks import run_ranks
 
 _NAMES = tuple(name for name, _ in net().named_parameters())
 

@@ -24,8 +24,7 @@ from tests.parallel.decoupled.decoupled_training import (
     wrap,
 )
 from tests.support.jobs import on_ranks
-from tests.support.ranks import run_ranks
-from tests.support.training import (
+from tests.support.learning.training import (
     Alone,
     Recipe,
     Together,
@@ -33,6 +32,7 @@ from tests.support.training import (
     gathers_late,
     train,
 )
+from tests.support.ranks import run_ranks
 
 
 class _Attention(nn.Module):

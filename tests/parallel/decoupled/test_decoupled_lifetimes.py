@@ -26,7 +26,7 @@ from tests.parallel.decoupled.decoupled_training import (
     wrap,
 )
 from tests.support.jobs import on_ranks
-from tests.support.training import (
+from tests.support.learning.training import (
     Alone,
     check_learned,
     check_same_everywhere,

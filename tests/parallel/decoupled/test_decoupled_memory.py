@@ -12,8 +12,8 @@ from torch import nn
 import aiacc.torch as hvd
 from tests.parallel.decoupled.decoupled_training import DECOUPLED, sgd
 from tests.support.jobs import on_ranks
+from tests.support.learning.training import Recipe, Together, compare, train
 from tests.support.ranks import free_port
-from tests.support.training import Recipe, Together, compare, train
 
 
 def _net(memory_format=torch.contiguous_format):

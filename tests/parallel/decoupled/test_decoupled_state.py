@@ -23,8 +23,8 @@ from tests.parallel.decoupled.decoupled_training import (
     start,
 )
 from tests.support.jobs import on_ranks
+from tests.support.learning.training import Alone, Recipe, compare, gathers_late, train
 from tests.support.ranks import free_port, run_ranks
-from tests.support.training import Alone, Recipe, compare, gathers_late, train
 
 _ADAM = Recipe(net, adam, loss)
 

@@ -25,7 +25,7 @@ from tests.parallel.decoupled.decoupled_training import (
     start,
 )
 from tests.support.jobs import on_ranks
-from tests.support.training import Alone, Recipe, check_same_everywhere, train
+from tests.support.learning.training import Alone, Recipe, check_same_everywhere, train
 
 
 class _Own(nn.Parameter):

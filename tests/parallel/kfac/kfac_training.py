@@ -25,7 +25,7 @@ from aiacc.kfac.rows import why_not
 from aiacc.kfac.stage import StageCosts
 from aiacc.planning.cost import Affine
 from aiacc.torch.kfac.layers import factored
-from tests.support.training import flat
+from tests.support.learning.training import flat
 
 LR, DAMPING, DECAY, CLIP = 0.1, 0.03, 0.8, 1e-3
 FACTOR_EVERY, INVERSE_EVERY = 2, 4

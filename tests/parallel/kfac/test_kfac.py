@@ -25,8 +25,8 @@ from tests.parallel.kfac.kfac_training import (
     trained,
     training,
 )
+from tests.support.learning.training import flat
 from tests.support.ranks import run_ranks
-from tests.support.training import flat
 
 CHOLESKY, EIGH = "cholesky", "eigh"
 

@@ -23,8 +23,8 @@ from tests.parallel.kfac.kfac_training import (
     take_steps,
     training,
 )
+from tests.support.learning.training import flat
 from tests.support.ranks import run_ranks
-from tests.support.training import flat
 
 
 class _TwoDtypes(nn.Module):

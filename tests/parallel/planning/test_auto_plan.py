@@ -21,8 +21,8 @@ from aiacc.torch import auto_plan
 from aiacc.torch.reducer.consensus import least_waiting
 from aiacc.torch.units import units
 from tests.support.jobs import on_ranks
+from tests.support.learning.training import Recipe, Together, compare, distributed, train
 from tests.support.ranks import run_ranks
-from tests.support.training import Recipe, Together, compare, distributed, train
 
 #: Steps after which every search is over.
 STEPS = 13 + 6 * 13

@@ -16,7 +16,7 @@ from aiacc.torch import auto_plan
 from aiacc.torch.units import units
 from tests.parallel.planning.test_auto_plan import NET, STEPS, net, start
 from tests.support.jobs import on_ranks
-from tests.support.training import Alone, Together, check_learned, compare, train
+from tests.support.learning.training import Alone, Together, check_learned, compare, train
 
 
 def _keep_gradients(training, steps):

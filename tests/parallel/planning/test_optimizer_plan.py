@@ -17,7 +17,7 @@ from aiacc.planning.cost import Affine
 from aiacc.planning.plan import Plan
 from aiacc.planning.trace import Tensor, Trace
 from tests.support.jobs import on_ranks
-from tests.support.training import Recipe, Together, compare, distributed, train
+from tests.support.learning.training import Recipe, Together, compare, distributed, train
 
 PLAN = Plan("mine", (("2.bias", "2.weight", "1.bias"), ("1.weight", "0.bias", "0.weight")))
 

@@ -17,8 +17,8 @@ from aiacc.autotune.profile import COUNTED, WARM_UP, slowest_of_all
 from aiacc.planning.trace import Trace
 from aiacc.torch.recorder import StepRecorder
 from tests.support.jobs import on_ranks
+from tests.support.learning.training import distributed
 from tests.support.ranks import run_ranks
-from tests.support.training import distributed
 
 STEPS = WARM_UP + COUNTED
 

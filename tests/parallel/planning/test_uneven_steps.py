@@ -9,7 +9,7 @@ import torch
 
 import aiacc.torch as hvd
 from tests.parallel.planning.test_auto_plan import STEPS, check_same, net
-from tests.support.coded import join_as
+from tests.support.learning.coded import join_as
 from tests.support.ranks import run_ranks
 
 #: Steps that the first rank ends in another way: some step, and those that end a phase.

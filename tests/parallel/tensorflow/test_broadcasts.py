@@ -10,7 +10,7 @@ import tensorflow as tf
 import aiacc.tensorflow as hvd
 from aiacc.collectives.dtypes import DTYPE_CODES
 from tests.parallel.tensorflow.test_ops import ENV, SIZE, TIMEOUT_S
-from tests.support.keras_training import in_tensorflow
+from tests.support.learning.keras_training import in_tensorflow
 from tests.support.ranks import run_ranks
 
 v1 = tf.compat.v1

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from tests.support.codes import check_sum
+from tests.support.learning.codes import check_sum
 from tests.support.ranks import run_ranks
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 import aiacc.tensorflow as hvd
 import aiacc.tensorflow.keras as hvd_keras
 from aiacc.tensorflow.gradients import GradientReduction
-from tests.support.keras_training import in_tensorflow
+from tests.support.learning.keras_training import in_tensorflow
 
 
 @in_tensorflow

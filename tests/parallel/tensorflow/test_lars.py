@@ -13,7 +13,7 @@ import aiacc.tensorflow.keras as hvd_keras
 from aiacc import optim
 from aiacc.keras.lars import LARS
 from tests.parallel.tensorflow.test_ops import SIZE
-from tests.support.keras_training import in_tensorflow
+from tests.support.learning.keras_training import in_tensorflow
 
 BATCH = 4
 

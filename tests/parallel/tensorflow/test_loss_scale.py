@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import aiacc.tensorflow as hvd
 import aiacc.tensorflow.keras as hvd_keras
-from tests.support.keras_training import DENSE, in_tensorflow, is_same, new
+from tests.support.learning.keras_training import DENSE, in_tensorflow, is_same, new
 from tests.unit.tensorflow.test_optimizer_arguments import TELLS
 
 pytestmark = pytest.mark.skipif(not TELLS, reason="Keras tells nothing of it before 3.10")

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import aiacc.tensorflow as hvd
 from tests.support import operations
-from tests.support.keras_training import in_tensorflow
+from tests.support.learning.keras_training import in_tensorflow
 from tests.support.ranks import run_ranks
 
 SIZE = 2

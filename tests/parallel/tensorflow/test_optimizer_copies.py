@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import aiacc.tensorflow as hvd
-from tests.support.keras_training import in_tensorflow
+from tests.support.learning.keras_training import in_tensorflow
 
 LEGACY = tf_keras.optimizers.legacy
 LSO = tf_keras.mixed_precision.LossScaleOptimizer

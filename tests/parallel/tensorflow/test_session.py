@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import aiacc.tensorflow as hvd
 from tests.parallel.tensorflow.test_ops import SIZE
-from tests.support.keras_training import in_tensorflow
+from tests.support.learning.keras_training import in_tensorflow
 
 v1 = tf.compat.v1
 

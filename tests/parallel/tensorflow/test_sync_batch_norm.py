@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import aiacc.tensorflow as hvd
 from tests.parallel.tensorflow.test_ops import SIZE
-from tests.support.keras_training import in_tensorflow
+from tests.support.learning.keras_training import in_tensorflow
 
 #: Images of each rank.
 ROWS = (3, 5)

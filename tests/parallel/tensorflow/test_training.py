@@ -13,7 +13,7 @@ import aiacc.tensorflow as hvd
 import aiacc.tensorflow.keras as hvd_keras
 from examples import keras_digits
 from tests.parallel.tensorflow.test_ops import ENV, TIMEOUT_S
-from tests.support.keras_training import (
+from tests.support.learning.keras_training import (
     DENSE,
     STEPS,
     WORDS,

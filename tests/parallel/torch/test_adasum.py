@@ -10,7 +10,7 @@ from torch import nn
 import aiacc.array
 import aiacc.torch as hvd
 from tests.support.jobs import on_ranks
-from tests.support.training import distributed
+from tests.support.learning.training import distributed
 
 
 def _tree(tensors):

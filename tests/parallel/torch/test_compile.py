@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
+from tests.support.learning.training import check_parameters, flat, train_alone
 from tests.support.ranks import run_ranks
-from tests.support.training import check_parameters, flat, train_alone
 
 BACKEND = "aot_eager"  # traces like inductor, and takes no time to compile
 

@@ -1,8 +1,8 @@
 """Everything of aiacc.torch on tensors that pass for CUDA tensors, over the staged path.
 
-No GPU is involved: see tests/support/fake_gpu.py. What the bodies check is what the tests of CPU
-tensors check; here they also show that it comes about without waiting for a GPU where none may be
-waited for.
+No GPU is involved: see tests/support/gpu/fake_gpu.py. What the bodies check is what the tests of
+CPU tensors check; here they also show that it comes about without waiting for a GPU where none may
+be waited for.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from tests.parallel.torch import (
     test_process_group,
     test_sync_batch_norm,
 )
-from tests.support import fake_gpu, process_group
-from tests.support.coded import in_ddp
-from tests.support.device_array import DeviceArray
+from tests.support import process_group
+from tests.support.gpu import fake_gpu
+from tests.support.gpu.device_array import DeviceArray
+from tests.support.learning.coded import in_ddp
 from tests.support.ranks import free_port, run_ranks
 
 SIZES = [1, pytest.param(2, marks=pytest.mark.nightly), 3]

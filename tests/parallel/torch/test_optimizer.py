@@ -17,8 +17,7 @@ import aiacc.torch as hvd
 from examples import digits
 from tests.parallel.torch.test_optimizer_situations import Net, images, loss, momentum
 from tests.support.jobs import on_ranks
-from tests.support.ranks import run_ranks
-from tests.support.training import (
+from tests.support.learning.training import (
     Recipe,
     Together,
     check_parameters,
@@ -28,6 +27,7 @@ from tests.support.training import (
     flat,
     train,
 )
+from tests.support.ranks import run_ranks
 
 NET = Recipe(Net, momentum, loss)
 

@@ -18,7 +18,7 @@ import aiacc
 import aiacc.torch as hvd
 from tests.parallel.torch.test_optimizer_situations import Net, loss, momentum
 from tests.support.jobs import on_ranks
-from tests.support.training import Alone, Recipe, Together, compare, distributed, train
+from tests.support.learning.training import Alone, Recipe, Together, compare, distributed, train
 
 NET = Recipe(Net, momentum, loss)
 VIEWS = {"gradient_as_bucket_view": True}

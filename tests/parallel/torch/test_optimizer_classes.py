@@ -14,7 +14,7 @@ from torch import nn
 
 import aiacc.torch as hvd
 from tests.support.jobs import on_ranks
-from tests.support.training import (
+from tests.support.learning.training import (
     Alone,
     Recipe,
     Together,

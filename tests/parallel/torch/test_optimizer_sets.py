@@ -11,8 +11,7 @@ from torch import nn
 import aiacc
 import aiacc.torch as hvd
 from tests.parallel.test_process_sets import JOBS
-from tests.support.ranks import run_ranks
-from tests.support.training import (
+from tests.support.learning.training import (
     Alone,
     Recipe,
     Together,
@@ -21,6 +20,7 @@ from tests.support.training import (
     distributed,
     train,
 )
+from tests.support.ranks import run_ranks
 
 
 def _net():

@@ -19,7 +19,7 @@ from torch import nn
 import aiacc.torch as hvd
 from aiacc.planning.plan import Plan
 from tests.support.jobs import on_ranks
-from tests.support.training import Alone, Recipe, Together, Training, compare, train
+from tests.support.learning.training import Alone, Recipe, Together, Training, compare, train
 
 BUCKETS = (
     ("used.weight", "single.bias", "single.weight", "sometimes.weight", "sometimes.bias"),

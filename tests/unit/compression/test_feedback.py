@@ -6,7 +6,7 @@ import torch
 
 from aiacc.compression import feedback
 from aiacc.compression.feedback import Momentum, Residual
-from tests.support.codes import largest
+from tests.support.learning.codes import largest
 
 SEEDS = range(20)
 STEPS = 30

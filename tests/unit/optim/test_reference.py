@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aiacc.optim import LAMB, LARS, AdamSGD, interpolation
-from tests.support.timm_optimizers import Lamb, Lars
+from tests.support.learning.timm_optimizers import Lamb, Lars
 from tests.unit.optim.training import assert_close, parameters, reference, train
 
 #: Tensor by tensor, with operations on lists, and by the core.
