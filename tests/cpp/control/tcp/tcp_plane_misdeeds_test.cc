@@ -10,8 +10,8 @@
 #include "csrc/base/log.h"
 #include "csrc/control/tcp/tcp_plane.h"
 #include "tests/cpp/support/errors.h"
+#include "tests/cpp/support/peers/raw_peer.h"
 #include "tests/cpp/support/ranks.h"
-#include "tests/cpp/support/raw_peer.h"
 #include "tests/cpp/support/tcp_world.h"
 
 namespace aiacc {

@@ -10,8 +10,8 @@
 #include "csrc/core/coordinator.h"
 #include "csrc/engines/hierarchical/hierarchical_device_engine.h"
 #include "csrc/engines/tcp/tcp_engine.h"
-#include "tests/cpp/support/desertion.h"
-#include "tests/cpp/support/device_deserter.h"
+#include "tests/cpp/support/peers/desertion.h"
+#include "tests/cpp/support/peers/device_deserter.h"
 #include "tests/cpp/support/submitter.h"
 
 namespace aiacc {

@@ -14,9 +14,9 @@
 #include "csrc/engines/shm/shm_engine.h"
 #include "csrc/engines/tcp/tcp_engine.h"
 #include "tests/cpp/support/coordinators.h"
-#include "tests/cpp/support/deserter.h"
-#include "tests/cpp/support/desertion.h"
 #include "tests/cpp/support/fakes/fake_cuda.h"
+#include "tests/cpp/support/peers/deserter.h"
+#include "tests/cpp/support/peers/desertion.h"
 
 namespace aiacc {
 namespace {

@@ -14,8 +14,8 @@
 
 #include "csrc/core/negotiation/request_matching.h"
 #include "tests/cpp/support/allocations.h"
-#include "tests/cpp/support/liar.h"
-#include "tests/cpp/support/lone_rank.h"
+#include "tests/cpp/support/peers/liar.h"
+#include "tests/cpp/support/peers/lone_rank.h"
 #include "tests/cpp/support/requests.h"
 
 namespace aiacc {

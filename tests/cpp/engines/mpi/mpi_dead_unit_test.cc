@@ -13,8 +13,8 @@
 #include "csrc/control/tcp/tcp_plane.h"
 #include "csrc/engines/mpi/mpi_loader.h"
 #include "tests/cpp/engines/engine_checks.h"
-#include "tests/cpp/support/deserter.h"
-#include "tests/cpp/support/desertion.h"
+#include "tests/cpp/support/peers/deserter.h"
+#include "tests/cpp/support/peers/desertion.h"
 
 namespace aiacc {
 namespace {
