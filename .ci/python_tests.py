@@ -47,7 +47,7 @@ def main() -> int:
     options, rest = parser.parse_known_args()
 
     started = time.monotonic()
-    beside = ["-n", options.jobs, "--dist", "loadfile"]
+    beside = ["-n", options.jobs, "--dist", "loadfile", "--durations=20"]
     both = [
         run(["-m", f"({options.markers}) and not alone", *beside, *rest]),
         run(["-m", f"({options.markers}) and alone", *rest]),

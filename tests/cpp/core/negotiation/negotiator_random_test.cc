@@ -299,21 +299,29 @@ class Job {
   std::uint32_t epoch_ = 0;
 };
 
-class NegotiatorRandomTest : public testing::TestWithParam<int> {};
+class NegotiatorRandomTest : public testing::TestWithParam<int> {
+ protected:
+  /// Runs jobs of that many ranks, one for each of so many seeds.
+  void run(std::uint32_t seeds) {
+    const int size = GetParam();
+    Seen seen;
+    for (std::uint32_t seed = 0; seed < seeds && !HasFatalFailure(); ++seed) {
+      Job(size, seed).run(size < 100 ? 100 : 20, seen);
+    }
+    for (const auto& [what, times] : seen) {
+      EXPECT_TRUE(times > 0 || size == 1 || size > 10) << "it never comes to this: " << what;
+    }
+  }
+};
+using NegotiatorRandomNightlyTest = NegotiatorRandomTest;
 
 TEST_P(NegotiatorRandomTest, EveryRankIsToldWhatTheModelSays) {
-  const int size = GetParam();
-  const std::uint32_t seeds = size < 4 ? 200 : size < 10 ? 120 : size < 100 ? 2 : 1;
-  Seen seen;
-  for (std::uint32_t seed = 0; seed < seeds && !HasFatalFailure(); ++seed) {
-    Job(size, seed).run(size < 100 ? 100 : 20, seen);
-  }
-  for (const auto& [what, times] : seen) {
-    EXPECT_TRUE(times > 0 || size == 1 || size > 10) << "it never comes to this: " << what;
-  }
+  run(GetParam() < 10 ? 40 : GetParam() < 100 ? 2 : 1);
 }
-
 INSTANTIATE_TEST_SUITE_P(Sizes, NegotiatorRandomTest, testing::Values(1, 2, 3, 4, 7, 65, 300));
+
+TEST_P(NegotiatorRandomNightlyTest, EveryRankIsToldWhatTheModelSays) { run(200); }
+INSTANTIATE_TEST_SUITE_P(Sizes, NegotiatorRandomNightlyTest, testing::Values(1, 2, 3, 4, 7));
 
 }  // namespace
 }  // namespace aiacc
