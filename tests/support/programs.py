@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shlex
 import signal
 import subprocess
@@ -89,11 +90,16 @@ def _told(
 def _last_words(process: subprocess.Popen[str]) -> tuple[str | None, str | None]:
     """Let everything that runs tell its stacks, kill it, and return what was written."""
     family = _family(process.pid)
-    # All are stopped until each has the signal, or one would see another's end and go on.
-    for number in (signal.SIGSTOP, signal.SIGABRT, signal.SIGCONT):
+    # All are stopped until each has the signal, or one would see another's end and go on; and one
+    # goes on after the other, for they may share what they write to.
+    for number in (signal.SIGSTOP, signal.SIGABRT):
         _signal(family, number)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        return process.communicate(timeout=_LAST_WORDS_S)
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError):
+            ended = os.pidfd_open(pid)
+            _signal([pid], signal.SIGCONT)
+            select.select([ended], [], [], _LAST_WORDS_S)
+            os.close(ended)
     _signal([*family, *_family(process.pid)], signal.SIGKILL)
     try:
         return process.communicate(timeout=_LAST_WORDS_S)
