@@ -1,7 +1,8 @@
 """Runs clang-tidy over the C++ sources of the `dev` build, several files at a time.
 
-With --changed over those that differ from the main branch, or on it from what it was a day ago, and
-over those that include what does. Without a history to compare with these are all of them.
+With --changed over those that differ from AIACC_TIDY_BASE or, without it, from the main branch, or on
+it from what it was six hours ago, and over those that include what does. Without a history to
+compare with these are all of them.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ def git(*arguments: str) -> str:
 
 def base_commit() -> str:
     """The commit that the tree is compared with, "" if there is none."""
-    fork = git("merge-base", "HEAD", "origin/main")
+    fork = git("merge-base", "HEAD", os.environ.get("AIACC_TIDY_BASE") or "origin/main")
     if fork and fork != git("rev-parse", "HEAD"):
         return fork
-    return git("rev-list", "-1", "--first-parent", "--before=1 day ago", "HEAD")
+    return git("rev-list", "-1", "--first-parent", "--before=6 hours ago", "HEAD")
 
 
 def changed_since(base: str) -> set[Path]:
