@@ -1,7 +1,7 @@
 """Runs clang-tidy over the C++ sources of the `dev` build, several files at a time.
 
-With --changed over those that differ from AIACC_TIDY_BASE or, without it, from the main branch, or on
-it from what it was six hours ago, and over those that include what does. Without a history to
+With --changed over those that differ from AIACC_TIDY_BASE or, without it, from the main branch, or
+on it from what it was six hours ago, and over those that include what does. Without a history to
 compare with these are all of them.
 """
 
