@@ -32,8 +32,13 @@ def _summary(launcher, size, *options, env=None):
     return compression, float(kib)
 
 
+def _at_night(*values):
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
 @pytest.mark.parametrize(
-    ("launcher", "size"), [("python", 1), ("aiaccrun", 2), ("mpirun", 2), ("torchrun", 2)]
+    ("launcher", "size"),
+    [("aiaccrun", 2), _at_night("python", 1), _at_night("mpirun", 2), _at_night("torchrun", 2)],
 )
 def test_under_every_launcher(launcher, size):
     assert _summary(launcher, size)[0] == "none"
@@ -43,7 +48,12 @@ def test_under_every_launcher(launcher, size):
     ("codec", "share"),
     # Of codecs tables of less than 16,384 elements, and biases, stay float32: 3 % of all.
     # Of the chooser's choice is only known that it ends.
-    [("bf16", 0.52), ("int8", 0.28), ("mstopk:density=0.01", 0.05), ("auto:bf16+int8", 2.0)],
+    [
+        ("int8", 0.28),
+        ("mstopk:density=0.01", 0.05),
+        _at_night("bf16", 0.52),
+        _at_night("auto:bf16+int8", 2.0),
+    ],
 )
 def test_codecs_send_less(codec, share):
     engine = {"AIACC_ENGINE": "tcp"}
