@@ -53,7 +53,7 @@ test:  ## C++ and Python tests; says how long each stage took
 	  "C++ tests, build=make test-cpp-build" "C++ tests=make test-cpp" "Python tests=make test-python"
 
 .PHONY: quick
-quick: $(STAMPS)/package  ## in two minutes: unit tests, one job of ranks per front-end; builds no C++
+quick: $(STAMPS)/package  ## in minutes: unit tests, one job of ranks per front-end; builds no C++
 	$(BIN)/python .ci/python_tests.py --markers "fast and not nightly" $(PYTEST_ARGS)
 
 .PHONY: nightly
