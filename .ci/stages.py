@@ -35,6 +35,7 @@ class Stage:
 
     name: str
     command: str
+    must: bool = False  # nothing follows if it fails
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     status: int = 0
@@ -74,7 +75,7 @@ def groups(arguments: list[str]) -> list[list[Stage]]:
         name, equals, command = argument.partition("=")
         if not equals or not name or not command:
             sys.exit(f"{argument!r} is no stage (expected NAME=COMMAND)")
-        stage = Stage(name.lstrip("+").rstrip("!"), command)
+        stage = Stage(name.lstrip("+").rstrip("!"), command, must=name.endswith("!"))
         if name.startswith("+") and found:
             found[-1].append(stage)
         else:
@@ -100,13 +101,12 @@ def run_group(stages: list[Stage], started: float) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run the stages; 1 if one failed."""
-    must = {a.partition("=")[0].rstrip("!") for a in arguments if a.partition("=")[0].endswith("!")}
     started = time.monotonic()
     done: list[Stage] = []
     for stages in groups(arguments):
         run_group(stages, started)
         done += stages
-        if any(stage.status and stage.name in must for stage in stages):
+        if any(stage.status and stage.must for stage in stages):
             break
     total = time.monotonic() - started
     times = {
