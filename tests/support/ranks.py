@@ -35,7 +35,6 @@ from tests.support.programs import LIMIT_S, run_program
 from tests.support.rank_forks import ForkedRank, fork
 
 ROOT = Path(__file__).resolve().parents[2]
-DEFAULT_TIMEOUT_S = LIMIT_S
 
 #: Below those of the kernel: /proc/sys/net/ipv4/ip_local_port_range.
 _PORTS_FROM = 16000
@@ -62,7 +61,7 @@ def run_ranks(
     size: int,
     function: Callable[..., Any],
     *args: Any,
-    timeout: float = DEFAULT_TIMEOUT_S,
+    timeout: float = LIMIT_S,
     env: Mapping[str, str] | None = None,
     launcher: str = "explicit",
     missing: Collection[int] = (),
