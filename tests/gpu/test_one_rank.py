@@ -50,6 +50,6 @@ def test_nccl_neither_waits_nor_takes_memory(body, nccl):
 
 
 def test_fifty_starts_leave_no_memory_behind(engine):
-    (used,) = run_ranks(1, bodies.start_again, 50, env=engine, timeout=110)
+    (used,) = run_ranks(1, bodies.start_again, 50, env=engine)
     # Ten starts for what libraries keep; then a leak of a communicator would be forty of them.
     assert used[-1] - used[9] < 32 << 20

@@ -125,7 +125,7 @@ def test_modules_that_use_parameters_in_their_ways(kind):
 
 
 @pytest.mark.parametrize("how", ["model", "in place", "blocks", "part"])
-@on_ranks(2, timeout=110)
+@on_ranks(2)
 def test_compiled_models(how):
     """Compiled code is not compiled anew, and sees no parameter that is awaited."""
     graphs, counts = [], []
@@ -159,7 +159,7 @@ def test_compiled_models(how):
     assert counts[1] - counts[0] <= 2 * counts[0]
 
 
-@on_ranks(2, timeout=110)
+@on_ranks(2)
 def test_a_compiled_function_of_parameters():
     """What is compiled without the model is right, if slow: it has no hook."""
 

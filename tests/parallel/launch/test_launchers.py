@@ -49,14 +49,14 @@ def exchange_and_leave_nothing(generations):
 @pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("generations", OFTEN)
 def test_many_generations_leave_nothing(launcher, name, size, generations):
-    names = run_ranks(size, exchange_and_leave_nothing, generations, launcher=launcher, timeout=90)
+    names = run_ranks(size, exchange_and_leave_nothing, generations, launcher=launcher)
     assert names == [name] * size
 
 
 @pytest.mark.parametrize("generations", OFTEN)
 def test_many_generations_over_a_shared_directory_leave_nothing(generations, tmp_path):
     env = {"AIACC_ADDR": "", "AIACC_RENDEZVOUS_FILE": str(tmp_path / "meet")}
-    names = run_ranks(3, exchange_and_leave_nothing, generations, env=env, timeout=90)
+    names = run_ranks(3, exchange_and_leave_nothing, generations, env=env)
     assert names == ["file"] * 3
     assert list((tmp_path / "meet").iterdir()) == []
 

@@ -52,7 +52,7 @@ def _init_and_shut_down(times):
     ("size", "times"), [(2, 20), (3, 5), pytest.param(2, 200, marks=pytest.mark.nightly)]
 )
 def test_initialise_and_shut_down_many_times_leaves_nothing(size, times):
-    run_ranks(size, _init_and_shut_down, times, timeout=100)
+    run_ranks(size, _init_and_shut_down, times)
 
 
 def _idle(seconds):

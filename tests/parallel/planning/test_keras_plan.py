@@ -13,7 +13,7 @@ import tensorflow as tf
 import aiacc.tensorflow as hvd
 from aiacc.planning.plan import Plan
 from aiacc.tensorflow import gradients
-from tests.parallel.tensorflow.test_ops import ENV, SIZE, TIMEOUT_S
+from tests.parallel.tensorflow.test_ops import ENV, SIZE
 from tests.support.jobs import on_ranks
 from tests.support.ranks import run_ranks
 
@@ -22,12 +22,12 @@ NAMES = ["first/kernel", "first/bias", "words/kernel", "words/bias", "last/kerne
 PLAN = Plan("mine", (("last/bias", "last/kernel", "words/bias"), ("words/kernel", "first/bias")))
 
 
-_on_two = on_ranks(SIZE, env=ENV, timeout=TIMEOUT_S)
+_on_two = on_ranks(SIZE, env=ENV)
 
 
 def _run(function, *args, legacy=False):
     env = {**ENV, "TF_USE_LEGACY_KERAS": "1"} if legacy else ENV
-    run_ranks(SIZE, function, *args, timeout=TIMEOUT_S, env=env)
+    run_ranks(SIZE, function, *args, env=env)
 
 
 def keras_here():

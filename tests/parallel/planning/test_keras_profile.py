@@ -15,7 +15,7 @@ from aiacc.autotune.profile import COUNTED, WARM_UP
 from aiacc.planning.plan import Plan
 from aiacc.planning.trace import Trace
 from tests.parallel.planning.test_keras_plan import NAMES, keras_here, make_model
-from tests.parallel.tensorflow.test_ops import ENV, SIZE, TIMEOUT_S
+from tests.parallel.tensorflow.test_ops import ENV, SIZE
 from tests.support.ranks import run_ranks
 
 BATCH = 4
@@ -24,7 +24,7 @@ STEPS = WARM_UP + COUNTED
 
 def _run(function, path, *args, legacy=False, size=SIZE):
     env = {**ENV, "AIACC_PROFILE": str(path), **({"TF_USE_LEGACY_KERAS": "1"} if legacy else {})}
-    run_ranks(size, function, *args, timeout=TIMEOUT_S, env=env)
+    run_ranks(size, function, *args, env=env)
 
 
 def _trace(path):

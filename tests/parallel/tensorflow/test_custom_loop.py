@@ -9,7 +9,7 @@ import pytest
 
 import aiacc.tensorflow as hvd
 from examples import tf_custom_loop
-from tests.parallel.tensorflow.test_ops import ENV, TIMEOUT_S
+from tests.parallel.tensorflow.test_ops import ENV
 from tests.support.ranks import run_example, run_ranks
 
 SUMMARY = re.compile(r"test accuracy ([\d.]+)% on (\d) rank\(s\)")
@@ -38,8 +38,8 @@ def _trained(global_batch):
 
 
 def test_two_ranks_learn_what_one_does():
-    (two, accuracy), (other, same) = run_ranks(2, _trained, 256, timeout=TIMEOUT_S, env=ENV)
-    ((one, _),) = run_ranks(1, _trained, 256, timeout=TIMEOUT_S, env=ENV)
+    (two, accuracy), (other, same) = run_ranks(2, _trained, 256, env=ENV)
+    ((one, _),) = run_ranks(1, _trained, 256, env=ENV)
     assert accuracy == same
     for a, b, c in zip(two, other, one, strict=True):
         np.testing.assert_array_equal(a, b)

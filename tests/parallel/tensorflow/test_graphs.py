@@ -12,13 +12,12 @@ from tests.support.jobs import on_ranks
 from tests.support.ranks import run_ranks
 
 SIZE = 2
-TIMEOUT_S = 110.0
 ENV = {"TF_CPP_MIN_LOG_LEVEL": "2"}
 #: For what hangs without the property that is tested.
 DEADLOCK_S = 60.0
 
 
-@on_ranks(SIZE, env=ENV, timeout=TIMEOUT_S)
+@on_ranks(SIZE, env=ENV)
 def test_iterations_that_run_at_once_may_have_one_name():
     @tf.function
     def together(start):  # nothing makes an iteration wait for the one before
@@ -77,7 +76,7 @@ def _while_others_are_computed():
 def test_a_gradient_travels_while_others_are_computed(tmp_path):
     path = tmp_path / "t.json"
     env = {**ENV, "TF_NUM_INTEROP_THREADS": "4", "AIACC_TIMELINE": str(path)}
-    run_ranks(SIZE, _while_others_are_computed, timeout=TIMEOUT_S, env=env)
+    run_ranks(SIZE, _while_others_are_computed, env=env)
     for file in (path, tmp_path / "t.rank1.json"):
         events = json.loads(file.read_text())
         first, second = sorted(

@@ -22,7 +22,7 @@ def _recipe():
 
 
 def test_the_recipe_finds_what_suits_the_data_of_all_ranks():
-    parts = run_ranks(2, _recipe, timeout=110.0, env={"KERAS_BACKEND": "torch"})
+    parts = run_ranks(2, _recipe, env={"KERAS_BACKEND": "torch"})
     (weights, inputs, targets), (others_weights, others_inputs, others_targets) = parts
     np.testing.assert_array_equal(weights, others_weights)
     # The recipe goes on until the loss is the least that there is.

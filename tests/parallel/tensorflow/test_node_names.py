@@ -9,8 +9,6 @@ import aiacc.tensorflow as hvd
 from tests.parallel.tensorflow.test_ops import SIZE
 from tests.support.ranks import run_ranks
 
-#: What is tested hangs without it.
-TIMEOUT_S = 110.0
 ENV = {"TF_CPP_MIN_LOG_LEVEL": "2"}
 STEPS = 5
 
@@ -320,4 +318,4 @@ BODIES = [
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_nodes_meet_whatever_else_a_rank_has(body):
-    run_ranks(SIZE, _in_job, body, timeout=TIMEOUT_S, env=ENV)
+    run_ranks(SIZE, _in_job, body, env=ENV)

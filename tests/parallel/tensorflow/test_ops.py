@@ -15,13 +15,12 @@ from tests.support.learning.keras_training import in_tensorflow
 from tests.support.ranks import run_ranks
 
 SIZE = 2
-TIMEOUT_S = 110.0
 #: TensorFlow without its advertisements, and with one thread for ops, so that none may block it.
 ENV = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTEROP_THREADS": "1"}
 
 
 def _run(function, *args, **kwargs):
-    return run_ranks(SIZE, function, *args, timeout=TIMEOUT_S, env=ENV, **kwargs)
+    return run_ranks(SIZE, function, *args, env=ENV, **kwargs)
 
 
 FRONT = operations.Frontend(hvd, tf.constant, lambda tensor: tensor.numpy(), in_place=False)

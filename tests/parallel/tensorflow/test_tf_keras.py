@@ -9,11 +9,11 @@ import tf_keras
 
 import aiacc.tensorflow as hvd
 import aiacc.tensorflow.keras as hvd_keras
-from tests.parallel.tensorflow.test_ops import ENV, SIZE, TIMEOUT_S
+from tests.parallel.tensorflow.test_ops import ENV, SIZE
 from tests.support.jobs import on_ranks
 
 STEPS = 4
-in_tf_keras = on_ranks(SIZE, env={**ENV, "TF_USE_LEGACY_KERAS": "1"}, timeout=TIMEOUT_S)
+in_tf_keras = on_ranks(SIZE, env={**ENV, "TF_USE_LEGACY_KERAS": "1"})
 LEGACY = tf_keras.optimizers.legacy
 LSO = tf_keras.mixed_precision.LossScaleOptimizer
 

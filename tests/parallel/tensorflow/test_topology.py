@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import aiacc.tensorflow as hvd
-from tests.parallel.tensorflow.test_ops import ENV, SIZE, TIMEOUT_S
+from tests.parallel.tensorflow.test_ops import ENV, SIZE
 from tests.support.ranks import free_port, run_ranks
 
 
@@ -38,7 +38,7 @@ def _asked_when_it_runs():
 
 
 def test_a_graph_asks_when_it_runs():
-    run_ranks(SIZE, _asked_when_it_runs, timeout=TIMEOUT_S, env=ENV)
+    run_ranks(SIZE, _asked_when_it_runs, env=ENV)
 
 
 def _in_the_next_job(address):
@@ -62,7 +62,7 @@ def _in_the_next_job(address):
 
 def test_a_traced_function_follows_to_the_next_job():
     address = f"127.0.0.1:{free_port()}"
-    run_ranks(SIZE, _in_the_next_job, address, timeout=TIMEOUT_S, env=ENV)
+    run_ranks(SIZE, _in_the_next_job, address, env=ENV)
 
 
 def _in_a_larger_job(address):
@@ -105,4 +105,4 @@ def _in_a_larger_job(address):
 
 def test_averages_and_gradients_are_those_of_the_next_job():
     address = f"127.0.0.1:{free_port()}"
-    run_ranks(SIZE, _in_a_larger_job, address, timeout=TIMEOUT_S, env=ENV)
+    run_ranks(SIZE, _in_a_larger_job, address, env=ENV)

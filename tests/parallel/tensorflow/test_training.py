@@ -12,7 +12,7 @@ import tensorflow as tf
 import aiacc.tensorflow as hvd
 import aiacc.tensorflow.keras as hvd_keras
 from examples import keras_digits
-from tests.parallel.tensorflow.test_ops import ENV, TIMEOUT_S
+from tests.parallel.tensorflow.test_ops import ENV
 from tests.support.learning.keras_training import (
     DENSE,
     STEPS,
@@ -219,8 +219,8 @@ def _digits(epochs, global_batch):
 
 
 def test_digits_on_two_ranks_as_on_one():
-    (two, _), (other, _) = run_ranks(2, _digits, 2, 64, timeout=TIMEOUT_S, env=ENV)
-    ((one, _),) = run_ranks(1, _digits, 2, 64, timeout=TIMEOUT_S, env=ENV)
+    (two, _), (other, _) = run_ranks(2, _digits, 2, 64, env=ENV)
+    ((one, _),) = run_ranks(1, _digits, 2, 64, env=ENV)
     for a, b, c in zip(two, other, one, strict=True):
         np.testing.assert_array_equal(a, b)
         np.testing.assert_allclose(a, c, rtol=1e-3, atol=1e-4)

@@ -86,7 +86,7 @@ def _every_way(backend):
 
 @pytest.mark.parametrize(("size", "backend"), [(2, BACKEND), (3, BACKEND), (2, "inductor")])
 def test_same_parameters_as_a_single_process(size, backend):
-    run_ranks(size, _every_way, backend, timeout=300)
+    run_ranks(size, _every_way, backend)
 
 
 def _events(model):

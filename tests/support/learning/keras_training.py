@@ -14,9 +14,7 @@ from tests.support.jobs import on_ranks
 
 RANKS, BATCH, STEPS = 2, 4, 4
 #: TensorFlow without its advertisements, and with one thread for ops, so that none may block it.
-in_tensorflow = on_ranks(
-    RANKS, env={"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTEROP_THREADS": "1"}, timeout=110.0
-)
+in_tensorflow = on_ranks(RANKS, env={"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTEROP_THREADS": "1"})
 
 
 class Recipe(NamedTuple):
