@@ -87,9 +87,18 @@ def in_child(function, *arguments) -> int:
     child = FORK.Process(target=function, args=arguments)
     child.start()
     child.join()
-    code = child.exitcode
-    child.close()
-    return code
+    return child.exitcode
+
+
+def in_children(function, *all_arguments, context=FORK):
+    """A process calls it with each of these arguments, all at a time, and none fails."""
+    children = [context.Process(target=function, args=one) for one in all_arguments]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+        assert child.exitcode == 0
+        child.close()
 
 
 @contextlib.contextmanager

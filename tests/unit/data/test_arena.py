@@ -11,9 +11,9 @@ from aiacc.data import arena as module
 from aiacc.data import arena_file
 from aiacc.data.arena import Arena
 from aiacc.data.arena_file import PREFIX, attach, sweep
-from aiacc.data.layout import ALIGNMENT, Layout, plan
+from aiacc.data.layout import Layout, plan
 from aiacc.data.record import CorruptRecordError
-from tests.unit.data.stores import FORK, beside, content, key, mapped, open_arena
+from tests.unit.data.stores import FORK, beside, content, in_children, key, mapped, open_arena
 
 
 @pytest.fixture
@@ -26,15 +26,6 @@ def arena(tmp_path):
 
 def layout_of(arena) -> Layout:
     return Layout.unpack(arena.path.read_bytes())
-
-
-def test_what_is_fetched_ahead_passes_through_a_window(arena):
-    stay = next(number for number in range(1500) if not arena.write(key(number), content(number)))
-    for number in range(stay, stay + 1000):
-        assert arena.write(key(number), content(number), may_go=True)
-        assert arena.read(key(number)) == content(number)
-    assert arena.read(key(stay)) is None
-    assert arena.read(key(0)) == content(0)
 
 
 def test_what_passes_through_has_the_room_that_nobody_stays_in(arena):
@@ -72,12 +63,6 @@ def test_without_bytes_it_counts_only(tmp_path):
     arena.count(3, 6)
     assert arena.counters()[3] == 11
     arena.close()
-
-
-def test_records_begin_at_multiples(arena):
-    arena.write(key(1), b"x")
-    arena.write(key(2), content(2))
-    assert arena.path.read_bytes().find(content(2)) - layout_of(arena).heap_at == ALIGNMENT
 
 
 def test_flipped_bits_of_the_table_are_no_wrong_record(tmp_path):
@@ -144,12 +129,7 @@ def _come_and_go(folder, rounds):
 
 
 def test_many_may_come_and_go(tmp_path):
-    children = [FORK.Process(target=_come_and_go, args=(tmp_path, 100)) for _ in range(3)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join()
-        assert child.exitcode == 0
+    in_children(_come_and_go, *[(tmp_path, 100)] * 3)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -281,10 +261,5 @@ def test_processes_without_counters_of_their_own_share_some(arena, monkeypatch):
             arena.count(3, 2)
         everybody.wait(60)  # who ends gives his row back
 
-    processes = [FORK.Process(target=count) for _ in range(5)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0] * 5
+    in_children(count, *[()] * 5)
     assert arena.counters()[3] == 5 * 50 * 2

@@ -20,6 +20,7 @@ from tests.unit.data.stores import (
     assert_counted,
     bytes_in,
     failing,
+    in_children,
     key,
     open_disk,
     records,
@@ -213,15 +214,7 @@ def _fill(folder, name, begin):
 def test_jobs_share_a_folder_within_its_bound(tmp_path):
     # In use to the end: a set whose jobs have all ended gives way to the others.
     both = [Disk(tmp_path, name, 200_000, "never") for name in (MINE, OTHER)]
-    jobs = [
-        FORK.Process(target=_fill, args=(tmp_path, name, begin))
-        for name, begin in ((MINE, 0), (MINE, 50), (OTHER, 0))
-    ]
-    for job in jobs:
-        job.start()
-    for job in jobs:
-        job.join()
-        assert job.exitcode == 0
+    in_children(_fill, (tmp_path, MINE, 0), (tmp_path, MINE, 50), (tmp_path, OTHER, 0))
     assert 30 < len(records(tmp_path)) < 50
     assert bytes_in(tmp_path) <= 200_000
     assert_counted(tmp_path)  # also of records that two have written at a time

@@ -12,18 +12,15 @@ from tests.unit.data.stores import mapped
 from tests.unit.data.test_record import same
 
 
-def open_keys(folder, read, **others):
-    return CachedKeys(read, "images", (folder, "1MB"), (folder / "disk", "1MB"), **others)
-
-
-def test_keys_are_read_once(tmp_path):
+def test_keys_are_read_once(opened, tmp_path):
     asked = []
 
     def read(key):
         asked.append(key)
         return {"key": key, "pixels": np.full(3, len(str(key)))}
 
-    cached = open_keys(tmp_path, read)
+    on_both = {"kind": CachedKeys, "disk": (tmp_path / "disk", "1MB")}
+    cached = opened(read, "images", **on_both)
     for _ in range(2):
         for key in ("a", b"a", 1, "1", "train/ä.jpg"):
             assert same(cached[key], {"key": key, "pixels": np.full(3, len(str(key)))})
@@ -32,12 +29,8 @@ def test_keys_are_read_once(tmp_path):
     with pytest.raises(TypeError, match="expected an integer, a str or bytes"):
         cached[1.5]
     cached.close()
-    later = open_keys(tmp_path, pytest.fail)
-    assert later["a"]["key"] == "a"
-    later.close()
-    newer = open_keys(tmp_path, lambda key: 0, version="2")
-    assert newer["a"] == 0
-    newer.close()
+    assert opened(pytest.fail, "images", **on_both)["a"]["key"] == "a"
+    assert opened(lambda key: 0, "images", version="2", **on_both)["a"] == 0
 
 
 class Numbers(torch.utils.data.IterableDataset):
@@ -57,22 +50,8 @@ class Numbers(torch.utils.data.IterableDataset):
 
 
 @pytest.fixture
-def opened(tmp_path):
-    """Opens caches of 1 MB in memory, by default of iterables."""
-    made = []
-
-    def opened(source, *name, kind=CachedIterable, **options):
-        made.append(kind(source, *name, memory=(tmp_path, "1MB"), **options))
-        return made[-1]
-
-    yield opened
-    for cached in made:
-        cached.close()
-
-
-@pytest.fixture
 def cached(opened):
-    return opened(Numbers())
+    return opened(Numbers(), kind=CachedIterable)
 
 
 def test_the_second_pass_reads_nothing(cached):
@@ -94,7 +73,7 @@ def test_a_pass_that_was_left_is_taken_up(cached):
 
 def test_what_has_no_room_comes_from_the_source(opened):
     samples = [np.full(20_000, number) for number in range(20)]
-    cached = opened(lambda: iter(samples), fingerprint="large")
+    cached = opened(lambda: iter(samples), fingerprint="large", kind=CachedIterable)
     for _ in range(2):
         assert same(list(cached), samples)
     assert cached.statistics().memory_hits > 0
@@ -103,7 +82,7 @@ def test_what_has_no_room_comes_from_the_source(opened):
 
 def test_a_damaged_record_comes_from_the_source(cached, tmp_path):
     list(cached)
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("shm/*")
     with mapped(path) as data:
         data[data.find(encode(torch.tensor(5)))] ^= 1
     assert [int(number) for number in cached] == list(range(10))
@@ -118,14 +97,15 @@ def test_workers_have_passes_of_their_own(cached):
 
 
 def test_parts_are_kept_apart(opened):
-    parts = [opened([rank], part=f"{rank} of 2", fingerprint="parts") for rank in range(2)]
+    of_both = {"kind": CachedIterable, "fingerprint": "parts"}
+    parts = [opened([rank], part=f"{rank} of 2", **of_both) for rank in range(2)]
     for _ in range(2):
         assert [list(part) for part in parts] == [[0], [1]]
 
 
 def test_other_samples_than_before_are_noticed(opened):
     order = [1, 2, 3]
-    cached = opened(lambda: iter(order), fingerprint="order")
+    cached = opened(lambda: iter(order), fingerprint="order", kind=CachedIterable)
     assert list(cached) == order
     cached._cached._arena.forget(key_of(cached.fingerprint, "  0"))
     order.reverse()
@@ -147,8 +127,8 @@ def test_tf_data(opened):
         }
     )
     with pytest.raises(ValueError, match="expected a name for it"):
-        opened(numbers)
-    cached = opened(numbers, fingerprint="numbers")
+        opened(numbers, kind=CachedIterable)
+    cached = opened(numbers, fingerprint="numbers", kind=CachedIterable)
     signature = numbers.element_spec
     again = tf.data.Dataset.from_generator(lambda: iter(cached), output_signature=signature)
     for _ in range(2):

@@ -40,10 +40,6 @@ def same(one, other):
     return one == other
 
 
-def octets(tensor):
-    return tensor.resolve_conj().reshape(-1).contiguous().view(torch.uint8).tolist()
-
-
 def again(sample):
     return decode(bytearray(encode(sample)))
 

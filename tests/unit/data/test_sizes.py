@@ -76,9 +76,11 @@ def test_a_cache_does_not_take_all_there_is(tmp_path, monkeypatch):
     cached.close()
 
 
-def test_a_tilde_is_the_home(tmp_path, monkeypatch):
+def test_a_tier_is_a_folder_and_a_size_and_a_tilde_the_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert folder_and_bytes(("~/cache", "1kB"), "disk") == (tmp_path / "cache", 1000)
+    with pytest.raises(ValueError, match=r'disk="?.*a folder and a size'):
+        folder_and_bytes("200GB", "disk")
 
 
 def test_a_cache_leaves_room_in_its_file_system(tmp_path, monkeypatch):

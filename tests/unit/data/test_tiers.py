@@ -15,6 +15,7 @@ from tests.unit.data.stores import (
     content,
     die_before,
     in_child,
+    in_children,
     key,
     records,
 )
@@ -96,15 +97,9 @@ def _write_half(tier, folder, begin, store):
 )
 def test_processes_share_it(tier, tmp_path, method):
     store = TIERS[tier](tmp_path)
-    context = multiprocessing.get_context(method)
     given = store if (method, tier) == ("fork", "memory") else None  # as its parent has it
     halves = [(tier, tmp_path, begin, given) for begin in range(2)]
-    children = [context.Process(target=_write_half, args=half) for half in halves]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join()
-        assert child.exitcode == 0
+    in_children(_write_half, *halves, context=multiprocessing.get_context(method))
     assert all(store.read(key(number)) == content(number) for number in range(200))
     if tier == "memory":
         assert store.used == 200 * 512
