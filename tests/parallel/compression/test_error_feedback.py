@@ -15,13 +15,14 @@ import aiacc.torch as hvd
 from aiacc.compression.codecs import MSTopK, RandomK, parse
 from aiacc.compression.feedback import EF21, Momentum, NoFeedback, Residual
 from aiacc.compression.policy import Policy
+from tests.support.jobs import on_ranks
 from tests.support.learning.coded import (
     WAYS,
     Job,
     check_same,
     coding_optimizer,
+    on_ranks_over_tcp,
     run_in_ddp,
-    run_over_tcp,
     same,
     values_of,
 )
@@ -81,30 +82,20 @@ def test_every_feedback_is_that_of_its_reference(tmp_path):
     run_in_ddp(2, tmp_path, like_references, tuple(WAYS))
 
 
-def _momentum_in_blocks():
-    hvd.init()
+@on_ranks_over_tcp(2)
+def test_codecs_of_blocks_have_momentum_without_masking():
     job = Job(Policy(parse("int8"), feedback=Momentum(0.5, masking=False)), {"weight": (160, 160)})
     for expected in (2, 3, 3.5, 3.75):
         result = job.step({"weight": torch.ones(160, 160)})["weight"]
         # What is largest in its block is off by what its scale is, which is rounded up.
         torch.testing.assert_close(result, torch.full_like(result, expected), rtol=2**-14, atol=0)
-    hvd.shutdown()
 
 
-def test_codecs_of_blocks_have_momentum_without_masking():
-    run_over_tcp(2, _momentum_in_blocks)
-
-
-def _alone():
-    hvd.init()
+@on_ranks(1)
+def test_one_rank_alone_learns_that_it_has_no_momentum():
     policy = Policy(MSTopK(0.1), feedback=Momentum(0.5))
     with pytest.warns(UserWarning, match="one rank alone reduces nothing, so there is no momentum"):
         coding_optimizer(nn.Linear(160, 160), policy)
-    hvd.shutdown()
-
-
-def test_one_rank_alone_learns_that_it_has_no_momentum():
-    run_ranks(1, _alone)
 
 
 # --- PowerSGD
@@ -142,8 +133,8 @@ def test_powersgd_is_that_of_torch(tmp_path):
     run_in_ddp(2, tmp_path, _like_torchs)
 
 
-def _autocast():
-    hvd.init()
+@on_ranks_over_tcp(2)
+def test_powersgd_under_autocast_is_of_float32():
     model = nn.Linear(160, 160, bias=False)
     optimizer = coding_optimizer(model, "powersgd:rank=2")
     gradient = torch.outer(torch.arange(160) / 7, torch.arange(160) / 9)  # not of 16 bits
@@ -153,11 +144,6 @@ def _autocast():
             (model.weight * gradient).sum().backward()
             optimizer.step()
     torch.testing.assert_close(model.weight.grad, 2 * gradient, rtol=1e-5, atol=1e-2)
-    hvd.shutdown()
-
-
-def test_powersgd_under_autocast_is_of_float32():
-    run_over_tcp(2, _autocast)
 
 
 # --- training
@@ -192,17 +178,12 @@ def _quadratic(feedback, codec):
     return (model.w - best).norm().item(), distance + lr * sum(errors) / len(errors)
 
 
-def _with_and_without():
-    hvd.init()
-    largest = MSTopK(0.1, mode="exact")
-    reached = [_quadratic(feedback, largest) for feedback in (Residual(), NoFeedback())]
-    reached.append(_quadratic(Residual(), RandomK(density=0.1)))
-    hvd.shutdown()
-    return reached
-
-
+@on_ranks_over_tcp(2)
 def test_with_feedback_training_ends_where_theory_says_and_without_elsewhere():
-    ((reached, bound), (without, _), (random, same_bound)), _ = run_over_tcp(2, _with_and_without)
+    largest = MSTopK(0.1, mode="exact")
+    reached, bound = _quadratic(Residual(), largest)
+    without, _ = _quadratic(NoFeedback(), largest)
+    random, same_bound = _quadratic(Residual(), RandomK(density=0.1))
     assert reached <= bound
     assert without > bound
     assert random <= same_bound

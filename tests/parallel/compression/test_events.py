@@ -19,7 +19,15 @@ from aiacc.compression.codecs import parse
 from aiacc.compression.feedback import EF21, Momentum, NoFeedback, Residual
 from aiacc.compression.policy import Policy
 from aiacc.exceptions import MismatchError
-from tests.support.learning.coded import Job, check_same, run_in_ddp, run_over_tcp, same, values_of
+from tests.support.learning.coded import (
+    Job,
+    check_same,
+    on_ranks_over_tcp,
+    run_in_ddp,
+    run_over_tcp,
+    same,
+    values_of,
+)
 
 _SHAPES = {"first": (64, 32), "second": (48, 64)}
 _OPTIMIZERS = ("optimizer", "groups", "views")
@@ -425,9 +433,9 @@ def test_other_numbers_of_ranks_go_on_with_what_all_have_kept(tmp_path):
     run_over_tcp(3, _go_on, str(tmp_path))
 
 
-def _newcomers():
+@on_ranks_over_tcp(2)
+def test_ranks_that_come_anew_know_as_much_as_those_that_stay():
     """Rank 0 knows of a flush, and of steps, that the new rank 1 does not."""
-    hvd.init()
     stages = _policy(_TOPK, dense_steps=2, stage_steps=1)
     for policy in (_EF21, stages, _policy(_TOPK), _policy("powersgd:rank=2")):
         job = Job(policy, _SHAPES)
@@ -443,16 +451,11 @@ def _newcomers():
         for name, one in hvd.broadcast_object(mine).items():
             assert torch.equal(total[name], one)  # the newcomer keeps nothing yet
         _take(job, range(4))
-    hvd.shutdown()
 
 
-def test_ranks_that_come_anew_know_as_much_as_those_that_stay():
-    run_over_tcp(2, _newcomers)
-
-
-def _of_a_scaled_loss():
+@on_ranks_over_tcp(2)
+def test_a_state_of_a_scaled_loss_asks_for_the_scale():
     """A state of one is not taken for one of a plain loss."""
-    hvd.init()
     job = Job(_policy(_TOPK), _SHAPES, scale=1024.0)
     _take(job, range(2))
     kept = {name: one / 1024 for name, one in job.kept().items()}
@@ -465,11 +468,6 @@ def _of_a_scaled_loss():
     _take(fresh, [2])
     with pytest.raises(TypeError, match=r"follow\(3\) \(expected a torch.amp.GradScaler"):
         fresh.feedback.follow(3)
-    hvd.shutdown()
-
-
-def test_a_state_of_a_scaled_loss_asks_for_the_scale():
-    run_over_tcp(2, _of_a_scaled_loss)
 
 
 # --- gradients that do not come: what is kept of them waits, and sends nothing

@@ -6,13 +6,12 @@ import copy
 import gc
 import os
 import weakref
-from pathlib import Path
 
 import torch
 from torch import nn
 
 import aiacc.torch as hvd
-from tests.support.learning.coded import Job, run_in_ddp, run_over_tcp, values_of
+from tests.support.learning.coded import Job, on_ranks_over_tcp, run_in_ddp, values_of
 
 _SIDE = 160
 
@@ -40,15 +39,17 @@ class _Bucket:
         return True
 
 
-def _dropped_state(path):
-    hvd.init()
+@on_ranks_over_tcp(2)
+def test_residuals_of_an_operation_under_way_outlive_the_state_of_the_hook(tmp_path):
+    path = tmp_path / "fifo"
+    if hvd.rank() == 0:
+        os.mkfifo(path)
     state = hvd.HookState(compression="mstopk:density=0.1")
     bucket = _Bucket()
     for _ in range(2):
         hvd.allreduce_hook(state, bucket).wait()
     if hvd.rank() == 1:
-        with Path(path).open() as fifo:  # until rank 0 has dropped its state
-            fifo.read()
+        path.read_text()  # until rank 0 has dropped its state
     bucket.parameter.sum().backward()
     future = hvd.allreduce_hook(state, bucket)
     (residual,) = state.feedback.residuals.values()
@@ -57,15 +58,8 @@ def _dropped_state(path):
     gc.collect()
     if hvd.rank() == 0:
         assert memory() is not None, "the core writes to it"
-        with Path(path).open("w") as fifo:
-            fifo.write("dropped")
+        path.write_text("dropped")
     future.wait()
-
-
-def test_residuals_of_an_operation_under_way_outlive_the_state_of_the_hook(tmp_path):
-    path = str(tmp_path / "fifo")
-    os.mkfifo(path)
-    run_over_tcp(2, _dropped_state, path)
 
 
 def thawed():

@@ -17,6 +17,7 @@ from tests.support.learning.coded import (
     check_same,
     join_as,
     new_scaler,
+    on_ranks_over_tcp,
     run_in_ddp,
     run_over_tcp,
     values_of,
@@ -175,8 +176,8 @@ def test_hosts_of_several_ranks_lose_nothing_either():
     run_ranks(4, _on_hosts, env={"AIACC_ENGINE": "hierarchical"})
 
 
-def _by_some():
-    hvd.init()
+@on_ranks_over_tcp(3)
+def test_process_sets_and_ranks_that_have_not_joined_keep_what_is_theirs():
     process_set = hvd.add_process_set([0, 2])
     if process_set.included():
         for kind in ("topk", "randomk"):
@@ -184,11 +185,6 @@ def _by_some():
     hvd.barrier()
     for kind in ("topk", "int8", "powersgd"):
         _conserved(POLICIES[kind], {}, range(3), {0: 2, 1: 5, 2: 5})
-    hvd.shutdown()
-
-
-def test_process_sets_and_ranks_that_have_not_joined_keep_what_is_theirs():
-    run_over_tcp(3, _by_some)
 
 
 def sparse():

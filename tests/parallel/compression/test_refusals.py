@@ -18,6 +18,7 @@ from aiacc.compression.policy import Policy
 from tests.support.learning.coded import (
     coding_optimizer,
     join_as,
+    on_ranks_over_tcp,
     run_in_ddp,
     run_over_tcp,
     values_of,
@@ -103,8 +104,8 @@ def _step(compression):
     optimizer.step()
 
 
-def _disagree():
-    hvd.init()
+@on_ranks_over_tcp(3)
+def test_ranks_that_disagree_learn_both_codecs():
     last = hvd.rank() == hvd.size() - 1
     for ours, theirs, texts in _OF_OPERATIONS:
         for call in (hvd.allreduce, _grouped):
@@ -125,11 +126,6 @@ def _disagree():
     with pytest.raises(ValueError, match=re.escape(f"{_WITHOUT}{said[hvd.rank()]}{_THEIRS}")):
         _step(_FED if last else _INT8)
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
-    hvd.shutdown()
-
-
-def test_ranks_that_disagree_learn_both_codecs():
-    run_over_tcp(3, _disagree)
 
 
 def _train(compression, bucket_mb=25, steps=1):

@@ -6,6 +6,7 @@ A `Job` reduces the gradients that a test gives, by one of the ways that there a
 from __future__ import annotations
 
 import copy
+import functools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import aiacc.torch as hvd
+from tests.support.jobs import on_ranks
 from tests.support.process_group import leave
 from tests.support.ranks import run_ranks
 
@@ -25,6 +27,10 @@ WAYS: dict[str, dict[str, Any] | None] = {
     "views": {"gradient_as_bucket_view": True},
     "hook": None,
 }
+
+
+#: `on_ranks` with that engine.
+on_ranks_over_tcp = functools.partial(on_ranks, env={"AIACC_ENGINE": "tcp"})
 
 
 def run_over_tcp(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
