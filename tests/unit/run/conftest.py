@@ -26,6 +26,12 @@ class Command:
         assert (status, err) == (0, "")
         return out
 
+    def refused(self, *arguments):
+        """The one line about what must be refused."""
+        status, _, err = self(*arguments)
+        assert (status, err.count("\n")) == (2, 1), err
+        return err
+
     def rows(self, *arguments):
         """The rows of the table that is printed."""
         return [line.split() for line in self.out(*arguments).splitlines()[2:]]

@@ -100,15 +100,6 @@ def test_two_timelines_of_one_rank_are_refused(tmp_path, capsys):
     assert "both of rank 0" in error
 
 
-def test_no_timelines_are_an_error(tmp_path, capsys):
-    assert main(["--merge-timelines", str(tmp_path / "all.json")]) == 2
-    assert "no timelines to merge" in capsys.readouterr().err
-    file = written(tmp_path / "t.json", timeline(0, 0, "boot", 1))
-    assert main(["--merge-timelines", str(tmp_path / "all.json"), str(file)]) == 2
-    assert "t.json to merge into" in (said := capsys.readouterr().err)
-    assert "--merge-timelines OUT" in said
-
-
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("cut", [0, 20])
 def test_a_rank_s_timeline_is_not_overwritten(again, cut, tmp_path, capsys, monkeypatch):

@@ -44,19 +44,6 @@ def test_one_host_is_no_network():
     assert "AIACC_LANES" not in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--netcheck", "h1,h1"], "named twice"),
-        (["--netcheck", "h1,h2", "python", "x.py"], "with a command"),
-        (["--netcheck", "h1,h2", "-H", "h1:1"], "with a command, --hosts"),
-    ],
-)
-def test_wrong_use_of_netcheck_is_explained(arguments, complaint, capsys):
-    assert main(arguments) == 2
-    assert complaint in capsys.readouterr().err
-
-
 @pytest.mark.mpi
 @pytest.mark.parametrize(("hosts", "given"), [("h1,h2", "h1:1,h2:1"), ("h1", "h1:2")])
 def test_other_hosts_are_reached_by_mpirun_with_two_ranks(hosts, given, capsys):

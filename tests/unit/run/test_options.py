@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from aiacc.run.command import SITE
-from aiacc.run.ignored import IGNORED, message_about
+from aiacc.run.ignored import IGNORED
 from aiacc.run.main import main
 from aiacc.run.options import parser, settings_of
 
@@ -63,24 +63,14 @@ def test_options_become_settings():
     }
 
 
-def test_ignored_options_gather():
-    first = parser()
-    ignored = first.parse_args(
-        ["--cycle-time-ms", "3", "-prefix-timestamp", "--no-autotune", "x"]
-    ).ignored
-    names = ["--cycle-time-ms", "-prefix-timestamp", "--no-autotune"]
-    assert [option for option, _ in ignored] == names
-    assert first.parse_args(["x"]).ignored == parser().parse_args(["x"]).ignored == []
-    text = message_about(ignored)
-    assert text.startswith("ignored: --cycle-time-ms (there is no cycle); -prefix-timestamp (")
-    assert all(reason for _, _, reason in IGNORED)
-
-
 def test_ignored_options_are_named_once(capfd):
-    assert main(["-np", "1", "--dry-run", "--tcp", "--cycle-time-ms", "3", "true"]) == 0
-    assert capfd.readouterr().err == (
-        "aiaccrun: ignored: --tcp (use --engine tcp); --cycle-time-ms (there is no cycle)\n"
-    )
+    given = ["--tcp", "--cycle-time-ms", "3", "-prefix-timestamp", "--no-autotune"]
+    assert main(["-np", "1", "--dry-run", *given, "true"]) == 0
+    said = capfd.readouterr().err
+    start = "aiaccrun: ignored: --tcp (use --engine tcp); --cycle-time-ms (there is no cycle); "
+    assert said.startswith(f"{start}-prefix-timestamp (")
+    assert "; --no-autotune (" in said
+    assert all(reason for _, _, reason in IGNORED)
     assert main(["-np", "1", "--dry-run", "true"]) == 0
     assert capfd.readouterr().err == ""
 
@@ -109,11 +99,22 @@ def test_dry_run_shows_ranks_and_variables(capfd, monkeypatch):
         ("-np 2 -H far:2 true", "use --mpi"),
         ("-np 3 -H localhost:2 true", "2 slots"),
         ("-np 2 --torchrun -H far:2 true", "this machine only"),
+        ("-np 1 --profile /tmp true", "profile /tmp: a folder (expected a file); name one in it, "),
+        ("--netcheck h1,h1", "named twice"),
+        ("--netcheck h1,h2 python x.py", "with a command"),
+        ("--netcheck h1,h2 -H h1:1", "with a command, --hosts"),
+        ("--merge-timelines all.json", "no timelines to merge"),
+        (
+            "--merge-timelines all.json t.json",
+            "only t.json to merge into all.json; expected `aiaccrun",
+        ),
     ],
 )
 def test_wrong_use_is_explained(arguments, text, capfd):
     assert main(arguments.split()) == 2
-    assert text in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert text in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -197,14 +198,6 @@ def test_a_profile_is_where_the_launcher_was_started(tmp_path, capfd, monkeypatc
     find = "import os; os.chdir('/'); print(os.environ['AIACC_PROFILE'])"
     assert main(["-np", "1", "--profile", "model.json", sys.executable, "-c", find]) == 0
     assert capfd.readouterr().out == f"{tmp_path / 'model.json'}\n"
-
-
-def test_a_profile_is_no_folder(tmp_path, capfd):
-    assert main(["-np", "1", "--profile", str(tmp_path), "true"]) == 2
-    assert capfd.readouterr().err == (
-        f"aiaccrun: profile {tmp_path}: a folder (expected a file); name one in it, as in "
-        f"--profile {tmp_path / 'model.json'}\n"
-    )
 
 
 def test_an_interrupt_before_the_start_is_no_traceback(capfd, monkeypatch):

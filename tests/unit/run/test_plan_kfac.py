@@ -54,50 +54,6 @@ def test_inversions_from_a_file(plan):
     assert inversion_of("c0=1e-4,c2=0,c3=1e-13") == Polynomial(1e-4, 0.0, 1e-13)
 
 
-#: (arguments of simulate, text of the error)
-REFUSED = [
-    ("vgg16 --kfac", "model 'vgg16' (expected one of resnet50, resnet152, densenet201"),
-    ("resnet50 --kfac --world 4", "the published cluster has 64 ranks"),
-    ("resnet50 --kfac --net a=1,b=1e-9", "does not tell the number of ranks"),
-    ("resnet50 --kfac --planner optimal", "leave out --planner"),
-    ("resnet50 --kfac --overlap 2", "overlap 2.0 (expected 0 to 1)"),
-    ("resnet50 --kfac --inversion c0=1", "c2 (expected c0, c2 and c3, once each)"),
-    ("resnet50 --kfac --inversion c0=x", "c0=x (expected a number"),
-    ("resnet50 --kfac --inversion none", "inversion 'none' (expected a file, or"),
-    ("resnet50 --kfac --every 10", "--every 10 (expected two numbers, as in"),
-    ("resnet50 --kfac --every 10,5", "the second a multiple of the first"),
-    ("resnet50 --kfac --every 0,5", "--every 0,5 (expected two numbers >= 1"),
-    ("resnet50", "--net is missing"),
-    ("resnet50 --net 10gbe-64 --every 1,1", "--every has no meaning"),
-    ("resnet50 --net 10gbe-64 --overlap 1", "--overlap has no meaning without"),
-    ("resnet50 --net 10gbe-64 --inversion x", "--inversion has no meaning"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "text"), REFUSED)
-def test_bad_options_are_named(plan, arguments, text):
-    status, _, err = plan("simulate", *arguments.split())
-    assert status == 2
-    assert text in err
-    assert len(err.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("[[64,", "line 1: no JSON"),
-        ("{}", "expected one or more"),
-        ("[64]", "expected a list of pairs"),
-        ("[[64, -1]]", "-1.0 s for dimension 64"),
-    ],
-)
-def test_bad_files_of_inversions_name_file_and_problem(plan, text, problem):
-    path = plan.file("inversions.json", text)
-    with pytest.raises(ValueError, match=problem) as raised:
-        inversion_of(str(path))
-    assert str(path) in str(raised.value)
-
-
 def test_help_names_what_may_be_asked(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])

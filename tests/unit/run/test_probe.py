@@ -7,7 +7,6 @@ import pytest
 from aiacc.planning.execution import Sending
 from aiacc.planning.network import network_of
 from aiacc.run import probe
-from aiacc.run.plan import main
 from aiacc.run.probe import FAR_S, advice, network, sizes, starts_slowly
 
 
@@ -44,21 +43,6 @@ def test_times_that_do_not_grow_are_kept(tmp_path):
     found = network_of(str(path))
     assert "times do not grow with bytes" in found.fields["comment"]
     assert found.cost(4).time("all_reduce", 1) == 0.25  # as the largest
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--max-mib", "0.001"], "--max-mib 0.001 (expected MiB"),
-        (["--max-mib", "nan"], "--max-mib nan (expected MiB"),
-        (["--max-mib", "inf"], "--max-mib inf (expected MiB"),
-        (["--lanes", "0"], "--lanes 0 (expected 1 to 64)"),
-        (["--lanes", "65"], "--lanes 65 (expected 1 to 64)"),
-    ],
-)
-def test_bad_limits_are_named(capsys, arguments, text):
-    assert main(["probe", "--output", "x", *arguments]) == 2
-    assert text in capsys.readouterr().err
 
 
 def test_a_probe_that_ends_before_its_time_leaves_no_file(monkeypatch, tmp_path):

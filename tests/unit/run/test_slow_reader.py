@@ -121,8 +121,10 @@ def test_a_reader_that_goes_away_while_output_waits(full_pipe):
 BOTH = """
 import os
 rank = os.environ["AIACC_RANK"].encode()
-for number in range(3000):
-    os.write(1 + number % 2, rank * 100 + b"\\n")
+for number in range(3000):  # each line in two halves, between which ranks take turns
+    os.write(1 + number % 2, rank * 50)
+    os.sched_yield()
+    os.write(1 + number % 2, rank * 50 + b"\\n")
 """
 
 
