@@ -20,24 +20,23 @@ def test_place_is_that_of_the_interface_and_of_dlpack():
     assert (view.shape, view.code) == ((2, 3), arrays.DTYPE_CODES["float32"])
     assert view.address == array.host.__array_interface__["data"][0]
     assert view.array is array
-
-
-@pytest.mark.parametrize(("said", "driver"), [(None, 0), (1, 0), (2, 2), (0x7F00, 0x7F00)])
-def test_streams_are_as_the_driver_knows_them(said, driver):
-    assert device_arrays.stream_of(DeviceArray(np.zeros(1), stream=said)) == driver
-
-
-def test_a_version_without_streams_means_the_legacy_one():
-    interface = dict(DeviceArray(np.zeros(1)).__cuda_array_interface__)
-    del interface["stream"]
-    assert device_arrays.stream_of(SimpleNamespace(__cuda_array_interface__=interface)) == 0
-
-
-def test_the_stream_of_now_is_asked_for_again():
-    array = DeviceArray(np.zeros(1), stream=7)
-    view = arrays.view_of(array, "here")
     array.stream = 9
-    assert (view.stream, view.stream_now()) == (7, 9)
+    assert (view.stream, view.stream_now()) == (2, 9)
+
+
+@pytest.mark.parametrize(
+    ("interface", "driver"),
+    [
+        ({}, 0),  # an old version: the legacy one
+        ({"stream": None}, 0),
+        ({"stream": 1}, 0),
+        ({"stream": 2}, 2),
+        ({"stream": 0x7F00}, 0x7F00),
+    ],
+)
+def test_streams_are_as_the_driver_knows_them(interface, driver):
+    array = SimpleNamespace(__cuda_array_interface__=interface)
+    assert device_arrays.stream_of(array) == driver
 
 
 def test_new_arrays_come_from_the_library_of_the_given_one():
@@ -57,9 +56,14 @@ def test_a_library_that_makes_them_elsewhere_is_refused(made_on):
         arrays.view_of(array, "here").empty((1,))
 
 
+_PLACELESS = SimpleNamespace(
+    __cuda_array_interface__=DeviceArray(np.zeros(1)).__cuda_array_interface__
+)
 REFUSED = [
     (DeviceArray(np.zeros((4, 4), np.float32)[:, ::2]), ValueError, "strides.*contiguous"),
     (DeviceArray(np.zeros(2, np.complex64)), ValueError, "complex64.*astype"),
+    (_PLACELESS, TypeError, r"__dlpack_device__.*cupy\.asarray"),
+    ({}, TypeError, "dict.*CUDA array interface or DLPack"),
 ]
 
 
@@ -81,13 +85,6 @@ def test_an_array_that_must_not_be_written():
     assert arrays.view_of(array, "here").shape == (2,)
     with pytest.raises(ValueError, match="must not be written"):
         arrays.writable_view_of(array, "here")
-
-
-def test_an_array_that_does_not_say_where_it_is():
-    interface = DeviceArray(np.zeros(1)).__cuda_array_interface__
-    array = SimpleNamespace(__cuda_array_interface__=interface)
-    with pytest.raises(TypeError, match=r"__dlpack_device__.*cupy\.asarray"):
-        arrays.view_of(array, "here")
 
 
 def test_dlpack_on_a_device_is_read_by_cupy(monkeypatch):
@@ -116,8 +113,3 @@ def test_dlpack_in_host_memory_is_read_by_numpy():
     view = arrays.view_of(tensor, "here")
     assert (view.device, view.stream) == (-1, 0)
     assert view.address == tensor.host.__array_interface__["data"][0]
-
-
-def test_what_is_no_array():
-    with pytest.raises(TypeError, match=r"dict.*CUDA array interface or DLPack"):
-        arrays.view_of({}, "here")

@@ -38,13 +38,6 @@ def _lines(folder, before=""):
     return done.stderr.splitlines()
 
 
-def test_a_clone_that_was_not_built(clone):
-    line = _lines(clone)[-1]
-    assert line.startswith("ImportError: aiacc is imported from its source folder")
-    assert str(clone) in line
-    assert "run `make build`" in line
-
-
 #: As an editable installation of another source folder has it.
 FINDER = """
 from importlib import util
@@ -55,31 +48,38 @@ sys.meta_path.append(Finder)
 """
 
 
-def test_the_python_of_another_source_folder(clone):
-    core = Path(_core.__file__)
-    line = _lines(clone, FINDER.format(path=str(core)))[-1]
+CORE = Path(_core.__file__)
+
+
+@pytest.mark.parametrize(
+    ("before", "texts"),
+    [
+        ("", []),
+        (
+            FINDER.format(path=str(CORE)),
+            [f"this Python has {CORE}, which belongs to another aiacc"],
+        ),
+    ],
+)
+def test_a_clone_that_was_not_built(clone, before, texts):
+    line = _lines(clone, before)[-1]
     assert line.startswith("ImportError: aiacc is imported from its source folder")
-    assert str(clone) in line
-    assert f"this Python has {core}, which belongs to another aiacc" in line
-    assert "run `make build`" in line
+    assert all(text in line for text in [str(clone), "run `make build`", *texts])
 
 
-def test_a_build_for_another_python(clone):
+def test_a_build_for_another_python_and_an_incomplete_installation(clone):
+    (clone / "CMakeLists.txt").unlink()
+    assert "install aiacc again" in _lines(clone)[-1]
     (clone / "aiacc" / "_core.cpython-27-x86_64-linux-gnu.so").touch()
     line = _lines(clone)[-1]
     assert "_core.cpython-27-x86_64-linux-gnu.so, which is for another Python" in line
 
 
-def test_an_incomplete_installation(clone):
-    (clone / "CMakeLists.txt").unlink()
-    assert "install aiacc again" in _lines(clone)[-1]
-
-
 @pytest.mark.parametrize("library", [None, "not a library"])
 @pytest.mark.parametrize("installed", [False, True])
 def test_a_core_whose_library_cannot_be_loaded(clone, library, installed):
-    core = clone / "aiacc" / Path(_core.__file__).name
-    shutil.copy(_core.__file__, core)
+    core = clone / "aiacc" / CORE.name
+    shutil.copy(CORE, core)
     if library is not None:
         (clone / "aiacc" / "libaiacc_core.so").write_text(library)
     if installed:

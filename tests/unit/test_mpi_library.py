@@ -10,31 +10,23 @@ from aiacc import _core, mpi_library
 
 
 @pytest.mark.parametrize(
-    ("launcher", "available", "flavours", "parts"),
+    ("launcher", "available", "flavours", "said"),
     [
-        ("mpich", ["mpich", "openmpi"], ["mpich"], []),
-        ("openmpi", ["mpich", "openmpi"], ["openmpi"], []),
-        ("mpich", ["mpich"], ["mpich"], []),
-        (None, ["openmpi", "mpich"], ["mpich", "openmpi"], []),
-        (None, ["openmpi"], ["openmpi"], []),
-        (
-            *("openmpi", ["mpich"], []),
-            ["Open MPI's mpirun started", "built for MPICH", "libopenmpi-dev"],
-        ),
-        (
-            *("mpich", ["openmpi"], []),
-            ["MPICH's mpirun started", "use the mpirun of Open MPI", "mpicc"],
-        ),
-        ("mpich", [], [], ["built for no MPI", "pip install mpich"]),
-        (None, [], [], ["built without MPI"]),
+        ("mpich", ["mpich", "openmpi"], ["mpich"], ""),
+        ("openmpi", ["mpich", "openmpi"], ["openmpi"], ""),
+        ("mpich", ["mpich"], ["mpich"], ""),
+        (None, ["openmpi", "mpich"], ["mpich", "openmpi"], ""),
+        (None, ["openmpi"], ["openmpi"], ""),
+        ("openmpi", ["mpich"], [], "Open MPI's mpirun started.*built for MPICH.*libopenmpi-dev.*"),
+        ("mpich", ["openmpi"], [], "MPICH's mpirun started.*use the mpirun of Open MPI.*mpicc.*"),
+        ("mpich", [], [], ".*built for no MPI.*pip install mpich.*"),
+        (None, [], [], ".*built without MPI.*"),
     ],
 )
-def test_the_launcher_decides_or_the_remedy_is_said(launcher, available, flavours, parts):
+def test_the_launcher_decides_or_the_remedy_is_said(launcher, available, flavours, said):
     chosen, reason = mpi_library.choose(launcher, available)
     assert chosen == flavours
-    assert (reason != "") == (parts != [])
-    assert [part for part in parts if part not in reason] == []
-    assert "\n" not in reason
+    assert re.fullmatch(said, reason)
 
 
 @pytest.fixture
@@ -50,32 +42,36 @@ def both(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("library", "launcher", "answers", "asked", "said"),
     [
-        ("", "openmpi", {"a": "is broken", "b": "", "c": ""}, ["openmpi.so a", "openmpi.so b"], ""),
+        ("", "openmpi", ["a is broken", "", ""], "openmpi a, openmpi b", ""),
         (
-            *("", "mpich", {"a": "a is broken", "b": "b is foreign"}),
-            *(["mpich.so a", "mpich.so b"], ".*a is broken; b is foreign.*pip install mpich.*"),
+            "",
+            "mpich",
+            ["a is broken", "b is foreign"],
+            "mpich a, mpich b",
+            r".*a is broken; b is fo.*",
         ),
-        ("mine", "mpich", {"mine": "it is broken"}, ["mpich.so mine"], "it is broken"),
-        (
-            *("mine", None, {"mine": "it is broken"}),
-            *(["mpich.so mine", "openmpi.so mine"], "it is broken; it is broken"),
-        ),
+        ("c", "mpich", ["", "", "c is broken"], "mpich c", "c is broken"),
+        ("c", None, ["", "", "c is broken"], "mpich c, openmpi c", "c is broken; c is broken"),
     ],
 )
 def test_the_first_library_that_loads_is_taken(
     both, monkeypatch, library, launcher, answers, asked, said
 ):
-    """`answers` are the core's by the library that it is asked to load, in order."""
+    """`answers` are the core's when it is asked to load library a, b or c."""
     seen = []
 
     def load(plugin, candidate):
-        seen.append(f"{plugin.rpartition('_')[2]} {candidate}")
-        return answers[candidate]
+        flavour = plugin.rpartition("_")[2].removesuffix(".so")
+        seen.append(f"{flavour} {candidate}")
+        return answers["abc".index(candidate)]
 
+    candidates = "abc"[: len(answers)]
     monkeypatch.setattr(_core, "load_mpi", load)
-    monkeypatch.setattr(mpi_library, "_candidates", lambda flavour: iter([*answers, *answers]))
+    monkeypatch.setattr(
+        mpi_library, "_candidates", lambda flavour: iter([*candidates, *candidates])
+    )
     assert re.fullmatch(said, mpi_library.load(library, launcher))
-    assert seen == asked
+    assert ", ".join(seen) == asked
 
 
 def test_build_without_plugin_is_explained(both, monkeypatch):
@@ -86,30 +82,24 @@ def test_build_without_plugin_is_explained(both, monkeypatch):
     assert "Open MPI's mpirun" in mpi_library.load("", "openmpi")
 
 
-def test_what_the_process_has_loaded_is_the_only_one_tried(both, monkeypatch):
-    mapped = ["/opt/lib/libmpi.so.40"]
-    monkeypatch.setattr(mpi_library, "mapped_libraries", lambda *names, **process: iter(mapped))
-    assert mpi_library.candidates("mine", "mpich") == mapped
-
-
-def test_the_library_beside_mpirun_comes_first(tmp_path, monkeypatch):
+def test_the_library_of_the_process_or_that_beside_mpirun_comes_first(tmp_path, monkeypatch):
     library = tmp_path / "libmpi.so.40"
     library.touch()
     (tmp_path / "libmpi.so.12").touch()
     monkeypatch.setattr(mpi_library, "_folders_of_launcher", lambda: iter([tmp_path]))
     assert mpi_library.candidates("", "openmpi")[0] == str(library)
-    assert str(library) not in mpi_library.candidates("", "mpich")
-
-
-def test_library_of_the_wheel_is_a_candidate():
-    assert any("/lib/libmpi.so.12" in name for name in mpi_library.candidates("", "mpich"))
+    of_mpich = mpi_library.candidates("", "mpich")
+    assert str(library) not in of_mpich
+    assert any("/lib/libmpi.so.12" in name for name in of_mpich), "that of the wheel"
+    mapped = ["/opt/lib/libmpi.so.40"]
+    monkeypatch.setattr(mpi_library, "mapped_libraries", lambda *names, **process: iter(mapped))
+    assert mpi_library.candidates("mine", "mpich") == mapped
 
 
 def test_an_mpi_with_one_flow_per_peer_is_told_with_the_remedy():
     open_mpi = "Open MPI v5.0.11, package: Open MPI"
     text = mpi_library.warning_about_flows(open_mpi, hosts=2, lanes=4)
-    assert text is not None
-    assert [part for part in ("v5.0.11", "4 lanes", "AIACC_ENGINE=tcp") if part not in text] == []
+    assert re.search(r"v5\.0\.11.*4 lanes.*AIACC_ENGINE=tcp", text)
     for version, hosts, lanes in ((open_mpi, 1, 4), (open_mpi, 2, 1), ("MPICH Version: 5", 2, 4)):
         assert mpi_library.warning_about_flows(version, hosts, lanes) is None
 
@@ -169,13 +159,3 @@ def test_fabrics_are_devices_that_this_process_can_use(tmp_path):
     # As in a container that sees a device and has no file of it, or has it elsewhere.
     (tmp_path / "dev/infiniband/uverbs3").rename(tmp_path / "dev/uverbs3")
     assert mpi_library.fabrics(tmp_path) == ["cxi0", "efa_0", "mlx5_1"]
-
-
-def test_what_may_not_be_read_is_no_fabric_and_no_error(tmp_path, monkeypatch):
-    _device(tmp_path, "mlx5_0", "uverbs0")
-
-    def refuse(folder):
-        raise PermissionError(13, "Permission denied", str(folder))
-
-    monkeypatch.setattr(mpi_library.Path, "iterdir", refuse)
-    assert mpi_library.fabrics(tmp_path) == []
