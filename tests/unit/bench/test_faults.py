@@ -138,21 +138,18 @@ def test_a_survivor_of_a_kill_that_has_neither_is_wrong(bad, problem):
     assert result.problems[0].startswith("rank 2: ")
 
 
-def test_a_survivor_without_a_report_is_missed():
-    result = judge(_fault("kill"), {0: _ERROR, 1: _KILLED, 3: _ERROR}, 100, True)
-    assert result.problems == ["rank 2: no report, exit code 0"]
+_SHORT = [replace(report, short_calls=9) for report in [_ERROR] * 4]
 
 
-@pytest.mark.parametrize("kind", sorted(HARMLESS))
-def test_a_harmless_fault_is_no_reason_to_fail(kind):
-    reports = [replace(report, short_calls=9) for report in [_ERROR] * 4]
-    result = _judged(kind, reports, short_io=kind == "short_io")
-    assert result.problems == ["failed (expected to survive)"]
-
-
-@pytest.mark.parametrize("kind", sorted(FATAL))
-def test_a_fatal_fault_that_nobody_notices_is_wrong(kind):
-    assert _judged(kind, [_DONE] * 4).problems == ["nobody noticed (expected a clear error)"]
+@pytest.mark.parametrize(
+    ("kind", "reports", "problem"),
+    [
+        *((kind, _SHORT, "failed (expected to survive)") for kind in sorted(HARMLESS)),
+        *((kind, [_DONE] * 4, "nobody noticed (expected a clear error)") for kind in sorted(FATAL)),
+    ],
+)
+def test_what_is_harmless_fails_nobody_and_what_is_fatal_is_noticed(kind, reports, problem):
+    assert _judged(kind, reports, short_io=kind == "short_io").problems == [problem]
 
 
 def test_problems_are_named():

@@ -51,14 +51,9 @@ def test_a_sample_lasts_from_the_last_arrival_to_the_last_departure():
     assert allreduce.seconds_of(ranks) == [0.002, 0.0025]
     with pytest.raises(ValueError, match="shorter"):
         measure.samples(row_of("resnet50"), [early, measure.Record()])
-
-
-def test_a_sample_of_a_caller_is_its_own_and_per_operation():
+    # That of a caller is its own, and per operation.
     ranks = [measure.Record(starts=[0], ends=[end]) for end in (800_000, 400_000)]
     assert measure.samples(row_of("submit"), ranks) == [2.0, 1.0]
-
-
-def test_a_percentile_interpolates():
     assert measure.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert measure.percentile([0.0, 10.0], 0.95) == pytest.approx(9.5)
 
