@@ -22,20 +22,47 @@ import pytest
 from aiacc import basics
 from tests.support.ranks import run_ranks
 
+#: Where MPI moves tensors.
+OVER_MPI = {"launcher": "mpirun", "env": {"AIACC_ENGINE": "mpi"}}
 
-def on_ranks(*sizes: Any, **options: Any) -> Callable[[Callable[..., object]], Callable[..., None]]:
-    """Run the test once for each of these numbers of ranks, with options of `run_ranks`."""
+
+def over(*engines: str) -> dict[str, dict[str, Any]]:
+    """Ways in which these engines move tensors."""
+    return {
+        name: OVER_MPI if name == "mpi" else {"env": {"AIACC_ENGINE": name}} for name in engines
+    }
+
+
+def on_ranks(
+    *sizes: Any,
+    ways: Mapping[str, Mapping[str, Any]] | None = None,
+    starts: bool = True,
+    **options: Any,
+) -> Callable[[Callable[..., object]], Callable[..., None]]:
+    """Run the test on ranks.
+
+    Args:
+        sizes: Numbers of ranks, once for each of which it runs.
+        ways: More options of `run_ranks`, by names of theirs; it runs once with each, too.
+        starts: Whether `init` is called; else the body does it.
+        options: Those of `run_ranks`.
+    """
 
     def decorate(body: Callable[..., object]) -> Callable[..., None]:
         @functools.wraps(body)
-        def test(size: int, **arguments: Any) -> None:
-            run_ranks(size, _Body(body), arguments, **options)
+        def test(size: int, way: str = "", **arguments: Any) -> None:
+            chosen = {**options, **(ways[way] if ways else {})}
+            run_ranks(size, _Body(body, starts), arguments, **chosen)
 
         signature = inspect.signature(body)
-        size = inspect.Parameter("size", inspect.Parameter.KEYWORD_ONLY)
+        added = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("size", "way")
+        ]
         test.__signature__ = signature.replace(  # what pytest asks for
-            parameters=[*signature.parameters.values(), size]
+            parameters=[*signature.parameters.values(), *added[: 2 if ways else 1]]
         )
+        if ways:
+            test = pytest.mark.parametrize("way", ways)(test)
         return pytest.mark.parametrize("size", sizes)(test)
 
     return decorate
@@ -44,13 +71,15 @@ def on_ranks(*sizes: Any, **options: Any) -> Callable[[Callable[..., object]], C
 class _Body:
     """The body of a test, which a rank finds by name."""
 
-    def __init__(self, body: Callable[..., object]) -> None:
+    def __init__(self, body: Callable[..., object], starts: bool) -> None:
         self.__module__, self._name = body.__module__, body.__name__
+        self._starts = starts
 
     def __call__(self, arguments: Mapping[str, Any]) -> None:
         body = getattr(importlib.import_module(self.__module__), self._name).__wrapped__
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(1)
-        basics.init()
+        if self._starts:
+            basics.init()
         body(**arguments)
         basics.shutdown()

@@ -2,137 +2,122 @@
 
 from __future__ import annotations
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import aiacc.tensorflow as hvd
-import aiacc.tensorflow.keras as hvd_keras
-from tests.support.learning.keras_training import DENSE, in_tensorflow, is_same, new
-from tests.unit.tensorflow.test_optimizer_arguments import TELLS
+from tests.support.learning.keras_training import (
+    FAMILIES,
+    LSO,
+    NORMED,
+    OF_KERAS_2,
+    STEPS,
+    TELLS,
+    check_equal,
+    fitted,
+    in_each_keras,
+    in_tensorflow,
+    is_same,
+    keras,
+    step_of,
+)
 
 pytestmark = pytest.mark.skipif(not TELLS, reason="Keras tells nothing of it before 3.10")
 
 #: Of each step that of rank 0 and that of rank 1: the second and the fourth are to be skipped.
 GRADIENTS = [(1.0, 5.0), (2.0, np.inf), (4.0, 8.0), (np.nan, 1.0), (1.0, 1.0), (3.0, 1.0)]
-LSO = keras.optimizers.LossScaleOptimizer
 
 
 def _around(optimizer, **options):
-    return LSO(hvd.DistributedOptimizer(optimizer, **options), initial_scale=4.0)
+    return LSO(hvd.DistributedOptimizer(optimizer, **options), initial_scale=16.0)
 
 
 def _inside(optimizer, **options):
-    return hvd.DistributedOptimizer(LSO(optimizer, initial_scale=4.0), **options)
+    return hvd.DistributedOptimizer(LSO(optimizer, initial_scale=16.0), **options)
 
 
-def _steps(optimizer, compiled):
-    """The variable after every step, with gradients that have the loss scale in them."""
-    variable = keras.Variable([1.0])
+def _variable():
+    return (tf if OF_KERAS_2 else keras).Variable([1.0])
 
-    def apply(grad):
-        optimizer.apply([optimizer.scale_loss(grad)], [variable])
 
-    step = tf.function(apply) if compiled else apply
-    values = []
-    for grads in GRADIENTS:
-        step(tf.constant([grads[hvd.rank()]]))
-        values.append(variable.numpy().item())
-    return values
+def _scaled(optimizer, *gradients):
+    """As the optimizer takes them: that of Keras 2 takes them without the scale."""
+    constants = [tf.constant([gradient]) for gradient in gradients]
+    return constants if OF_KERAS_2 else map(optimizer.scale_loss, constants)
+
+
+def _scale(optimizer):
+    return float(optimizer.loss_scale if OF_KERAS_2 else optimizer.dynamic_scale)
+
+
+@in_each_keras
+def test_both_orders_skip_a_step_on_all_ranks():
+    rank = hvd.rank()
+    for of in FAMILIES:
+        for order in (_around, _inside):
+            for compiled in (False, True):
+                optimizer, shared, local = order(of.SGD(0.1)), _variable(), _variable()
+                optimizer.register_local_var(local)
+                step = step_of(optimizer, [shared, local], compiled)
+                found = []
+                for grads in GRADIENTS:
+                    step(*_scaled(optimizer, grads[rank], 1.0))
+                    found.append(shared.numpy().item())
+                # Every step counts as its gradients do: 3, -, 6, -, 1, 2.
+                np.testing.assert_allclose(found, [0.7, 0.7, 0.1, 0.1, 0.0, -0.2], atol=1e-6)
+                np.testing.assert_allclose(local.numpy(), [0.8], atol=1e-6)  # four halves
+                assert _scale(optimizer) == 4.0  # halved twice
+                assert OF_KERAS_2 or int(optimizer.iterations) == 4
+                step(*_scaled(optimizer, 1.0, np.inf if rank else 1.0))
+                assert _scale(optimizer) == 2.0  # on both ranks
+                np.testing.assert_allclose(shared.numpy(), [-0.2], atol=1e-6)
+                if OF_KERAS_2:
+                    pairs = [(tf.constant([1.0 + rank]), shared)]
+                    optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
+                    np.testing.assert_allclose(shared.numpy(), [-0.3 - 0.1 * rank], atol=1e-6)
+                optimizer.learning_rate = 0.5
+                assert float(optimizer.inner_optimizer.learning_rate) == 0.5
 
 
 @in_tensorflow
-def test_both_orders_skip_a_step_on_all_ranks():
-    # Without momentum every step counts as its gradients do: 3, -, 6, -, 1, 2.
-    expected = np.array([0.7, 0.7, 0.1, 0.1, 0.0, -0.2])
-    for compiled in (False, True):
-        for order in (_around, _inside):
-            optimizer = order(keras.optimizers.SGD(0.1))
-            np.testing.assert_allclose(_steps(optimizer, compiled), expected, atol=1e-6)
-            assert optimizer.dynamic_scale.numpy() == 1.0  # halved twice
-            assert int(optimizer.iterations) == 4
-        # Other optimizers, compression and passes: one order does what the other does.
-        for options in (
-            {},
-            {"compression": hvd.Compression.fp16, "op": hvd.Sum},
-            {"backward_passes_per_step": 2},
-        ):
-            around, inside = (
-                _steps(order(keras.optimizers.Adam(0.1), **options), compiled)
-                for order in (_around, _inside)
-            )
-            assert around == inside
-            assert len(set(around)) > 1
-            assert is_same(around)
+def test_one_order_does_what_the_other_does():
+    """With other optimizers, compression and passes."""
+    for options in (
+        {"scale_local_gradients": False},
+        {"compression": hvd.Compression.fp16, "op": hvd.Sum},
+        {"backward_passes_per_step": 2},
+    ):
+        for compiled in (False, True):
+            found = []
+            for order in (_around, _inside):
+                optimizer, variable = order(keras.optimizers.Adam(0.1), **options), _variable()
+                step = step_of(optimizer, [variable], compiled)
+                for grads in GRADIENTS:
+                    step(*_scaled(optimizer, grads[hvd.rank()]))
+                    found.append(variable.numpy().item())
+            assert found[: len(GRADIENTS)] == found[len(GRADIENTS) :]
+            assert len(set(found)) > 1
+            assert is_same(found)
 
     # The optimizer inside may also be used by itself.
     inner = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     LSO(inner)
-    variable = keras.Variable([1.0])
+    variable = _variable()
     inner.apply([tf.constant([2.0 * hvd.rank()])], [variable])
     assert variable.numpy() == pytest.approx(0.9)
 
 
-def _step_of(optimizer, variables, compiled):
-    def apply(*grads):
-        optimizer.apply(list(grads), variables)
-
-    return tf.function(apply) if compiled else apply
-
-
-@in_tensorflow
-def test_gradients_of_local_variables_count_for_all_ranks():
-    for order in (_around, _inside):
-        for compiled in (False, True):
-            optimizer = order(keras.optimizers.SGD(0.1), scale_local_gradients=False)
-            local, shared = keras.Variable([1.0]), keras.Variable([1.0])
-            optimizer.register_local_var(local)
-
-            step = _step_of(optimizer, [local, shared], compiled)
-            own = tf.constant([4.0 * (hvd.rank() + 1)])
-            step(own, own)
-            step(tf.constant([np.inf if hvd.rank() else 1.0]), own)  # not finite on one rank
-            assert optimizer.dynamic_scale.numpy() == 2.0
-            assert local.numpy() == pytest.approx(1 - 0.1 * (hvd.rank() + 1))
-            assert shared.numpy() == pytest.approx(1 - 0.1 * 1.5)
-
-
-@in_tensorflow
-def test_mixed_precision_under_fit(tmp_path):
-    rank = hvd.rank()
+@in_each_keras
+def test_mixed_precision_under_fit():
+    """Keras puts a LossScaleOptimizer around an optimizer, and leaves one that is there."""
     keras.mixed_precision.set_global_policy("mixed_float16")
-    inputs, targets = (part.reshape(16, -1) for part in DENSE.data(rank))
-
-    def fit(optimizer):
-        model = new(DENSE)
-        model.compile(optimizer, "mse")
-        assert isinstance(model.optimizer, LSO)
-        model.fit(inputs, targets, batch_size=4, shuffle=False, verbose=0)
-        model.optimizer.learning_rate = 0.025
-        assert float(model.optimizer.inner_optimizer.learning_rate) == pytest.approx(0.025)
-        model.fit(inputs, targets, batch_size=4, shuffle=False, verbose=0)
-        assert float(model.optimizer.learning_rate) == pytest.approx(0.025)
-        return model
-
-    # Keras puts a LossScaleOptimizer around the one, and leaves the other.
-    by_keras = fit(hvd.DistributedOptimizer(keras.optimizers.Adam(0.05)))
-    inside = fit(hvd.DistributedOptimizer(LSO(keras.optimizers.Adam(0.05))))
-    assert int(by_keras.optimizer.iterations) == 8
-    for ours, theirs in zip(by_keras.variables, inside.variables, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-        assert is_same(ours)
-
-    path = f"{tmp_path}/{rank}.keras"
-    by_keras.save(path)
-    loaded = keras.models.load_model(path)
-    assert type(loaded.optimizer) is LSO
-    assert type(loaded.optimizer.inner_optimizer) is keras.optimizers.Adam
-    again = hvd_keras.load_model(path)
-    pairs = zip(again.optimizer.variables, by_keras.optimizer.variables, strict=True)
-    for ours, theirs in pairs:
-        np.testing.assert_array_equal(ours, theirs)
-    for model in (again, by_keras):
-        model.fit(inputs, targets, batch_size=4, shuffle=False, verbose=0)
-    for ours, theirs in zip(again.variables, by_keras.variables, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for of in FAMILIES:
+        models = [
+            fitted(NORMED, hvd.DistributedOptimizer(wrap(of.Adam(0.05))))
+            for wrap in (lambda plain: plain, LSO)
+        ]
+        assert all(isinstance(model.optimizer, LSO) for model in models)
+        assert int(models[0].optimizer.iterations) == STEPS
+        check_equal(models[0].get_weights(), models[1].get_weights())
+        assert all(map(is_same, models[0].weights))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import aiacc.tensorflow as hvd
@@ -93,37 +90,3 @@ def test_ranks_normalise_as_one_process():
     local(_images(hvd.rank()), training=True)
     everyones = hvd.allgather(local.moving_mean.numpy()[None])
     assert not np.allclose(everyones[0], everyones[1])
-
-
-@pytest.mark.fast
-@in_tensorflow
-def test_under_fit_and_saved(tmp_path):
-    """A model that is trained by two ranks, and the same by one process."""
-
-    def model_with(layer):
-        keras.utils.set_random_seed(1)
-        layers = [keras.layers.Dense(4), layer, keras.layers.Dense(1)]
-        return keras.Sequential([keras.Input((3,)), *layers])
-
-    def data(rank):
-        random = np.random.default_rng(rank)
-        return random.normal(size=(4, 8, 3)) * (rank + 1), random.normal(size=(4, 8, 1))
-
-    alone = model_with(keras.layers.BatchNormalization())
-    alone.compile(keras.optimizers.SGD(0.1), "mse")
-    x, y = (np.concatenate(parts, 1) for parts in zip(data(0), data(1), strict=True))
-    alone.fit(x.reshape(-1, 3), y.reshape(-1, 1), 16, shuffle=False, verbose=0)
-
-    model = model_with(hvd.SyncBatchNormalization())
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
-    x, y = data(hvd.rank())
-    model.fit(x.reshape(-1, 3), y.reshape(-1, 1), 8, shuffle=False, verbose=0)
-    for ours, theirs in zip(model.variables, alone.variables, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-
-    path = Path(tmp_path) / str(hvd.rank()) / "model.keras"
-    path.parent.mkdir()  # Keras 3.4 writes files of fixed names beside it
-    model.save(path)
-    again = keras.models.load_model(path)
-    assert isinstance(again.layers[1], hvd.SyncBatchNormalization)
-    np.testing.assert_array_equal(again.predict(x[0], verbose=0), model.predict(x[0], verbose=0))

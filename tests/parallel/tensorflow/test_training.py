@@ -1,35 +1,45 @@
-"""Tape, optimizer and callbacks: two ranks learn what one process learns from the data of both."""
+"""Two ranks learn with Keras what one process learns from the data of both; and tapes do."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import aiacc.tensorflow as hvd
 import aiacc.tensorflow.keras as hvd_keras
-from examples import keras_digits
-from tests.parallel.tensorflow.test_ops import ENV
 from tests.support.learning.keras_training import (
     DENSE,
+    FAMILIES,
+    LSO,
+    NORMED,
+    OF_KERAS_2,
     STEPS,
+    TELLS,
     WORDS,
     OwnStep,
     alone,
+    check_equal,
     check_learned,
+    fit,
     fitted,
+    in_each_keras,
     in_tensorflow,
+    in_tf_keras,
     is_same,
+    keras,
     new,
+    state_of,
+    step_of,
 )
-from tests.support.ranks import run_ranks
+
+SGD = keras.optimizers.SGD
 
 
 def _by_tape(compiled, **options):
-    model, optimizer = new(DENSE), keras.optimizers.SGD(0.1)
+    model, optimizer = new(DENSE), SGD(0.1)
     if options.get("groups") == "layers":
         options["groups"] = [layer.trainable_variables for layer in model.layers]
     optimizer.build(model.trainable_variables)
@@ -40,7 +50,7 @@ def _by_tape(compiled, **options):
         tape = hvd.DistributedGradientTape(tape, **options)
         assert isinstance(tape, tf.GradientTape)
         grads = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply(grads, model.trainable_variables)
+        step_of(optimizer, model.trainable_variables)(*grads)
 
     step = tf.function(step) if compiled else step
     for x, y in zip(*DENSE.data(hvd.rank()), strict=True):
@@ -50,7 +60,7 @@ def _by_tape(compiled, **options):
 
 @in_tensorflow
 def test_gradients_of_tapes_are_those_of_all_ranks():
-    expected = alone(DENSE, keras.optimizers.SGD(0.1))
+    expected = alone(DENSE, SGD(0.1))
     for compiled in (False, True):
         for options in (
             {},
@@ -59,7 +69,7 @@ def test_gradients_of_tapes_are_those_of_all_ranks():
             {"num_groups": 1, "gradient_predivide_factor": 2.0},
         ):
             check_learned(_by_tape(compiled, **options), expected)
-    check_learned(_by_tape(True, op=hvd.Sum), alone(DENSE, keras.optimizers.SGD(0.2)))
+    check_learned(_by_tape(True, op=hvd.Sum), alone(DENSE, SGD(0.2)))
 
     variables = [tf.Variable([1.0, 2.0]), tf.Variable(1.0), tf.Variable(5.0)]
     with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
@@ -85,24 +95,32 @@ def test_gradients_of_tapes_are_those_of_all_ranks():
         hvd.DistributedGradientTape(inner, op=hvd.Sum, gradient_predivide_factor=2.0)
 
 
-def _adam():
-    return keras.optimizers.Adam(0.05, clipnorm=0.1, weight_decay=0.1)
+def _decaying(of):
+    """Of Keras 2's older optimizers none has a decay."""
+    decay = {} if OF_KERAS_2 and of is not keras.optimizers else {"weight_decay": 0.1}
+    return of.Adam(0.05, clipnorm=0.1, **decay)
 
 
-def _sgd():
-    return keras.optimizers.SGD(0.5)
+def _momentum(of):
+    return of.SGD(0.05, momentum=0.9, clipnorm=0.1)
 
 
-def _clipped():
-    return keras.optimizers.Adam(0.05, global_clipnorm=0.1)
+def _sgd(of):
+    return of.SGD(0.5)
+
+
+def _clipped(of):
+    return of.Adam(0.05, global_clipnorm=0.1)
 
 
 #: What is trained and by which optimizer, options of the distributed one, and how Keras runs it.
 #: Squares and norms of sparse gradients count a row that is there twice as two, so what is made
 #: dense is as in one process with an optimizer that has neither.
 WAYS = {
-    "fit": (DENSE, _adam, {}, {}),
-    "a group, eagerly": (DENSE, _adam, {"groups": 1}, {"run_eagerly": True}),
+    "fit": (DENSE, _decaying, {}, {}),
+    "normalised": (NORMED, _momentum, {}, {}),
+    "a group, eagerly": (DENSE, _decaying, {"groups": 1}, {"run_eagerly": True}),
+    "normalised, two groups": (NORMED, _decaying, {"groups": 2}, {"kind": OwnStep}),
     "two passes": (DENSE, _sgd, {"backward_passes_per_step": 2}, {}),
     "sparse": (WORDS, _clipped, {}, {}),
     "a step of one's own": (WORDS, _clipped, {}, {"kind": OwnStep}),
@@ -111,55 +129,115 @@ WAYS = {
 }
 
 
-@in_tensorflow
+@in_each_keras
 def test_optimizers_learn_what_those_of_one_process_do():
-    for name, (recipe, make, options, how) in WAYS.items():
-        passes = options.get("backward_passes_per_step", 1)
-        plain, given = make(), make()
-        optimizer = hvd.DistributedOptimizer(given, **options)
-        assert isinstance(optimizer, type(plain)), name
-        assert type(optimizer).__name__ == type(plain).__name__
-        assert optimizer.name == given.name
-        model = fitted(recipe, optimizer, **how)
-        tolerance = {} if recipe is DENSE else {"rtol": 1e-4, "atol": 1e-5}
-        check_learned(model, alone(recipe, plain, passes), **tolerance)
-        assert optimizer.iterations.numpy() == STEPS // passes
-    averaged = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(0.2), backward_passes_per_step=2, average_aggregated_gradients=True
-    )
-    expected = alone(DENSE, keras.optimizers.SGD(0.1), passes=2)
-    check_learned(fitted(DENSE, averaged, run_eagerly=True), expected)
+    for of in FAMILIES:
+        for name, (recipe, make, options, how) in WAYS.items():
+            passes = options.get("backward_passes_per_step", 1)
+            plain, given = make(of), make(of)
+            optimizer = hvd.DistributedOptimizer(given, **options)
+            assert isinstance(optimizer, type(plain)), name
+            assert type(optimizer).__name__ == type(plain).__name__
+            assert OF_KERAS_2 or optimizer.name == given.name
+            model = fitted(recipe, optimizer, **how)
+            tolerance = {} if recipe is DENSE else {"rtol": 1e-4, "atol": 1e-5}
+            check_learned(model, alone(recipe, plain, passes), **tolerance)
+            assert int(optimizer.iterations) == STEPS // passes
+        averaged = hvd.DistributedOptimizer(
+            of.SGD(0.2), backward_passes_per_step=2, average_aggregated_gradients=True
+        )
+        check_learned(
+            fitted(DENSE, averaged, run_eagerly=True), alone(DENSE, of.SGD(0.1), passes=2)
+        )
 
 
-@in_tensorflow
+@in_tf_keras
+def test_a_wrapped_optimizer_goes_on_with_its_steps_and_may_leave_gradients_alone():
+    for make in (_decaying, _momentum):
+        for of in FAMILIES:
+            expected, ours = tf.Variable([1.0]), tf.Variable([1.0])
+            theirs, plain = make(of), make(of)
+            for optimizer, variable in ((theirs, expected), (plain, ours)):
+                step_of(optimizer, [variable])(tf.constant([0.5]))
+            step_of(theirs, [expected])(tf.constant([0.05]))
+            optimizer = hvd.DistributedOptimizer(plain)
+            own = tf.constant([0.1 * hvd.rank()])
+            step_of(optimizer, [ours], compiled=True)(own)
+            np.testing.assert_allclose(ours.numpy(), expected.numpy(), rtol=1e-6)
+            assert int(optimizer.iterations) == 2
+            optimizer.apply_gradients([(own, ours)], experimental_aggregate_gradients=False)
+            assert not is_same(ours)
+
+
+@in_tf_keras
+def test_xla_compiles_the_update_but_not_the_reduction():
+    # tf_keras compiles the update of a variable by itself; gradients are reduced before.
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.05, epsilon=1e-3))
+    optimizer.jit_compile = True
+    expected = alone(NORMED, keras.optimizers.Adam(0.05, epsilon=1e-3))
+    check_learned(fitted(NORMED, optimizer), expected, rtol=1e-4, atol=1e-5)
+    model = new(DENSE)
+    before = model.get_weights()
+    model.compile(hvd.DistributedOptimizer(SGD()), "mse", jit_compile=True)
+    with pytest.raises(NotImplementedError, match="pass jit_compile=False"):
+        fit(model)
+    check_equal(model.get_weights(), before)
+
+
+#: A plain optimizer, one that is distributed, and how the file of a model ends.
+SAVED = [
+    (lambda: keras.optimizers.Adam(0.05, clipnorm=0.1), hvd.DistributedOptimizer, ".keras"),
+    (lambda: LSO(SGD(0.05, momentum=0.9)), hvd.DistributedOptimizer, ".keras"),
+]
+if OF_KERAS_2:
+    SAVED += [
+        (lambda: keras.optimizers.Adam(0.05), hvd.DistributedOptimizer, ""),  # a folder
+        (lambda: keras.optimizers.legacy.Adam(0.05), hvd.DistributedOptimizer, ".h5"),
+    ]
+elif TELLS:
+    scaled = lambda plain: LSO(hvd.DistributedOptimizer(plain.inner_optimizer))  # noqa: E731
+    SAVED.append((lambda: LSO(keras.optimizers.Adam(0.05)), scaled, ".keras"))
+
+
+@pytest.mark.fast
+@in_each_keras
 def test_a_saved_model_has_the_plain_optimizer_and_may_be_wrapped_again(tmp_path):
-    model = fitted(DENSE, hvd.DistributedOptimizer(_adam()))
-    path = Path(tmp_path) / str(hvd.rank()) / "model.keras"
-    path.parent.mkdir()  # Keras 3.4 writes files of fixed names beside it
-    model.save(path)
-    loaded = keras.models.load_model(path)
-    assert type(loaded.optimizer) is keras.optimizers.Adam
-    again = hvd_keras.load_model(path)
-    assert isinstance(again.optimizer, type(again.optimizer).__mro__[1])
-    assert type(again.optimizer) is not keras.optimizers.Adam
-    for new_one, old in zip(again.optimizer.variables, model.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(new_one, old)
-    assert again.optimizer.iterations.numpy() == STEPS
+    objects = {"SyncBatchNormalization": hvd.SyncBatchNormalization}
+    for number, (make, wrap, suffix) in enumerate(SAVED):
+        model = fitted(NORMED, wrap(make()))
+        path = Path(tmp_path) / f"{hvd.rank()}.{number}" / f"model{suffix}"
+        path.parent.mkdir()  # Keras 3.4 writes files of fixed names beside it
+        model.save(path)
+        plain = keras.models.load_model(path, objects)
+        assert type(plain.optimizer) is type(make())
+        if isinstance(plain.optimizer, LSO):
+            assert type(plain.optimizer.inner_optimizer) is type(make().inner_optimizer)
+        again = hvd_keras.load_model(path, custom_objects=objects)
+        assert type(again.optimizer) is not type(plain.optimizer)
+        assert isinstance(again.layers[1], hvd.SyncBatchNormalization)
+        check_equal(again.get_weights(), model.get_weights())
+        if not suffix:  # Keras 2 leaves the state of optimizers out
+            continue
+        assert int(again.optimizer.iterations) == STEPS
+        check_equal(state_of(again.optimizer), state_of(model.optimizer))
+        for each in (again, model):
+            fit(each)
+        check_learned(again, model.get_weights(), rtol=0, atol=0)
 
 
-@in_tensorflow
+@in_each_keras
 def test_variables_and_layers_of_each_rank_are_not_shared():
-    inputs, targets = DENSE.data(hvd.rank())
-    model, one = new(DENSE), new(DENSE)
-    local = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
-    local.register_local_var(one.trainable_variables[0])
-    options = {"local_layers": model.layers[0], "scale_local_gradients": False}
-    partial = hvd_keras.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), **options)
-    for trained, optimizer, shared in ((one, local, 3), (model, partial, 2)):
-        trained.compile(optimizer=optimizer, loss="mse")
-        trained.fit(inputs[0], targets[0], verbose=0)
-        found = [is_same(variable) for variable in trained.trainable_variables]
-        assert found == [False] * (4 - shared) + [True] * shared
+    for of in FAMILIES:
+        model, one = new(NORMED), new(NORMED)
+        local = hvd.DistributedOptimizer(of.SGD(0.1))
+        local.register_local_var(one.trainable_variables[0])
+        options = {"local_layers": model.layers[0], "scale_local_gradients": False}
+        partial = hvd_keras.PartialDistributedOptimizer(of.SGD(0.1), **options)
+        for trained, optimizer, shared in ((one, local, 5), (model, partial, 4)):
+            trained.compile(optimizer=optimizer, loss="mse")
+            fit(trained)
+            found = [is_same(variable) for variable in trained.trainable_variables]
+            assert found == [False] * (6 - shared) + [True] * shared
 
 
 class _Rates(keras.callbacks.Callback):
@@ -171,56 +249,38 @@ class _Rates(keras.callbacks.Callback):
         self.rates.append(round(float(tf.convert_to_tensor(self.model.optimizer.learning_rate)), 6))
 
 
-@in_tensorflow
+@in_each_keras
 def test_callbacks(tmp_path):
-    rank, folder = hvd.rank(), tmp_path
-    inputs, targets = (part.reshape(16, -1) for part in DENSE.data(rank))
-    model = new(DENSE)
-    kept = model.variables[-1]
-    for variable in model.variables:
-        variable.assign(variable + rank)
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.4), op=hvd.Sum)
-    model.compile(optimizer=optimizer, loss="mse")
-    rates = _Rates()
-    callbacks = [
-        hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[kept]),
-        hvd_keras.callbacks.MetricAverageCallback(),
-        hvd_keras.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2, verbose=1),
-        hvd_keras.callbacks.LearningRateScheduleCallback(0.4, 0.1, start_epoch=2, end_epoch=3),
-        hvd_keras.callbacks.LearningRateScheduleCallback(0.4, lambda e: 0.5**e, start_epoch=3),
-        rates,
-    ]
-    if rank == 0:
-        best = hvd_keras.callbacks.BestModelCheckpoint(monitor="loss")
-        best.filepath = f"{folder}/best.keras"
-        callbacks.append(best)
-    history = model.fit(
-        inputs, targets, batch_size=8, epochs=4, shuffle=False, verbose=0, callbacks=callbacks
-    ).history
-    assert rates.rates == [0.25, 0.3, 0.35, 0.4, 0.04, 0.04, 0.05, 0.05]
-    assert history["lr"] == pytest.approx([0.3, 0.4, 0.04, 0.05])
-    assert is_same(history["loss"])
-    assert all(is_same(variable) for variable in model.variables[:-1])
-    everyones = hvd.allgather(kept.numpy()[None])
-    np.testing.assert_allclose(everyones[1], everyones[0] + 1, rtol=1e-6)
-    if rank == 0:
-        assert keras.models.load_model(f"{folder}/best.keras").count_params() > 0
-
-
-def _digits(epochs, global_batch):
-    hvd.init()
-    arguments = [
-        *("--epochs", str(epochs), "--verbose", "0"),
-        *("--batch-size", str(global_batch // hvd.size())),
-    ]
-    model, accuracy = keras_digits.train(keras_digits.parse(arguments))
-    hvd.shutdown()
-    return [variable.numpy() for variable in model.trainable_variables], accuracy
-
-
-def test_digits_on_two_ranks_as_on_one():
-    (two, _), (other, _) = run_ranks(2, _digits, 2, 64, env=ENV)
-    ((one, _),) = run_ranks(1, _digits, 2, 64, env=ENV)
-    for a, b, c in zip(two, other, one, strict=True):
-        np.testing.assert_array_equal(a, b)
-        np.testing.assert_allclose(a, c, rtol=1e-3, atol=1e-4)
+    callbacks = hvd_keras.callbacks
+    for of in FAMILIES:
+        model = new(NORMED)
+        kept = model.trainable_variables[-1]
+        for variable in model.weights:
+            variable.assign(variable + hvd.rank())
+        model.compile(hvd.DistributedOptimizer(of.SGD(0.04, momentum=0.5), op=hvd.Sum), "mse")
+        chosen = [
+            callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[kept]),
+            callbacks.MetricAverageCallback(),
+            callbacks.LearningRateWarmupCallback(0.04, warmup_epochs=2, verbose=1),
+            callbacks.LearningRateScheduleCallback(0.04, 0.1, start_epoch=2, end_epoch=3),
+            callbacks.LearningRateScheduleCallback(0.04, lambda e: 0.5**e, start_epoch=3),
+            _Rates(),
+        ]
+        if hvd.rank() == 0:
+            best = callbacks.BestModelCheckpoint(monitor="loss")
+            best.filepath = f"{tmp_path}/best.keras"
+            chosen.append(best)
+        history = fit(model, batch_size=8, epochs=4, callbacks=chosen).history
+        assert chosen[5].rates == [0.025, 0.03, 0.035, 0.04, 0.004, 0.004, 0.005, 0.005]
+        assert history["lr"] == pytest.approx([0.03, 0.04, 0.004, 0.005])
+        assert np.isfinite(history["loss"]).all()
+        assert is_same(history["loss"])
+        for variable in [*model.weights, *state_of(model.optimizer)]:
+            assert is_same(variable) == (variable is not kept)
+        everyones = hvd.allgather(kept.numpy()[None])
+        np.testing.assert_allclose(everyones[1] - everyones[0], 1.0, rtol=1e-6)
+        if hvd.rank() == 0:
+            loaded = keras.models.load_model(
+                best.filepath, {"SyncBatchNormalization": hvd.SyncBatchNormalization}
+            )
+            assert type(loaded.optimizer) is of.SGD

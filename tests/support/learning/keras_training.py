@@ -1,37 +1,60 @@
-"""What two ranks learn with Keras, and one process from the data of both."""
+"""What two ranks learn with Keras, and one process from the data of both.
+
+`keras` is tf_keras (Keras 2) where TF_USE_LEGACY_KERAS says so, else Keras 3.
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 import aiacc.tensorflow as hvd
 from tests.support.jobs import on_ranks
 
+OF_KERAS_2 = "TF_USE_LEGACY_KERAS" in os.environ
+keras: Any = importlib.import_module("tf_keras" if OF_KERAS_2 else "keras")
+#: Modules with optimizers; Keras 2 has two of each.
+FAMILIES = [keras.optimizers, *([keras.optimizers.legacy] if OF_KERAS_2 else [])]
+LSO = keras.mixed_precision.LossScaleOptimizer
+#: Whether a LossScaleOptimizer tells the optimizer in it when it is made.
+TELLS = OF_KERAS_2 or tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 10)
+
 RANKS, BATCH, STEPS = 2, 4, 4
 #: TensorFlow without its advertisements, and with one thread for ops, so that none may block it.
-in_tensorflow = on_ranks(RANKS, env={"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTEROP_THREADS": "1"})
+ENV = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTEROP_THREADS": "1"}
+in_tensorflow = on_ranks(RANKS, env=ENV)
+KERAS_2 = {"tf_keras": {"env": {**ENV, "TF_USE_LEGACY_KERAS": "1"}}}
+in_tf_keras = on_ranks(RANKS, ways=KERAS_2)
+in_each_keras = on_ranks(RANKS, ways={"keras": {"env": ENV}, **KERAS_2})
 
 
 class Recipe(NamedTuple):
-    """A model of this class of Keras, and inputs and targets of a rank, by batch."""
+    """Layers of a model for a layer that normalises, and inputs and targets of a rank, by batch."""
 
-    make_model: Callable[[type], Any]
+    layers: Callable[[Any], list[Any]]
     data: Callable[[int], tuple[np.ndarray, np.ndarray]]
 
 
-def _dense(kind: type) -> Any:
-    layers = [keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(2, dtype="float32")]
-    return kind([keras.Input((3,)), *layers])
+def _dense(normalise: Any, *between: Any) -> list[Any]:
+    layers = keras.layers
+    return [
+        *(keras.Input((3,)), layers.Dense(5, activation="tanh"), *between),
+        layers.Dense(2, dtype="float32"),
+    ]
 
 
-def _words(kind: type) -> Any:
+def _normed(normalise: Any) -> list[Any]:
+    return _dense(normalise, normalise())
+
+
+def _words(normalise: Any) -> list[Any]:
     layers = [keras.layers.Embedding(7, 3), keras.layers.Flatten(), keras.layers.Dense(2)]
-    return kind([keras.Input((5,), dtype="int32"), *layers])
+    return [keras.Input((5,), dtype="int32"), *layers]
 
 
 def _numbers_of(rank: int) -> tuple[np.ndarray, np.ndarray]:
@@ -46,7 +69,8 @@ def _words_of(rank: int) -> tuple[np.ndarray, np.ndarray]:
     return inputs, random.normal(size=(STEPS, BATCH, 2)).astype(np.float32)
 
 
-DENSE, WORDS = Recipe(_dense, _numbers_of), Recipe(_words, _words_of)
+DENSE, NORMED = Recipe(_dense, _numbers_of), Recipe(_normed, _numbers_of)
+WORDS = Recipe(_words, _words_of)
 
 
 class OwnStep(keras.Sequential):
@@ -56,32 +80,47 @@ class OwnStep(keras.Sequential):
         inputs, targets = data
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self(inputs, training=True) - targets) ** 2)
-        self.optimizer.apply(
-            tape.gradient(loss, self.trainable_variables), self.trainable_variables
-        )
+        gradients = tape.gradient(loss, self.trainable_variables)
+        step_of(self.optimizer, self.trainable_variables)(*gradients)
         return {"loss": loss}
 
 
-def new(recipe: Recipe, kind: type = keras.Sequential) -> Any:
-    """A model, the same each time."""
+def step_of(optimizer: Any, variables: list[Any], compiled: bool = False) -> Callable[..., None]:
+    """Applies gradients of these variables."""
+
+    def apply(*gradients: Any) -> None:
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    return tf.function(apply) if compiled else apply
+
+
+def new(recipe: Recipe, kind: type = keras.Sequential, normalise: Any = None) -> Any:
+    """A model, the same each time; its layers normalise the batches of all ranks."""
     keras.utils.set_random_seed(1)
-    return recipe.make_model(kind)
+    return kind(recipe.layers(normalise or hvd.SyncBatchNormalization))
+
+
+def flat_data(recipe: Recipe = DENSE, rank: int | None = None) -> list[np.ndarray]:
+    """All inputs and targets of a rank, by default of this one."""
+    parts = recipe.data(hvd.rank() if rank is None else rank)
+    return [part.reshape(-1, part.shape[-1]) for part in parts]
 
 
 def alone(recipe: Recipe, optimizer: Any, passes: int = 1) -> list[np.ndarray]:
     """What one process learns that adds up gradients of ``passes`` batches of every rank."""
-    model, parts = new(recipe), [recipe.data(rank) for rank in range(RANKS)]
+    model = new(recipe, normalise=keras.layers.BatchNormalization)
+    parts = zip(*map(recipe.data, range(RANKS)), strict=True)
+    x, y = (np.concatenate(values, 1) for values in parts)
     for step in range(0, STEPS, passes):
         with tf.GradientTape() as tape:
             losses = [
-                tf.reduce_mean((model(x[n]) - y[n]) ** 2)
-                for x, y in parts
+                tf.reduce_mean((model(x[n], training=True) - y[n]) ** 2)
                 for n in range(step, step + passes)
             ]
-            loss = tf.add_n(losses) / RANKS
+            loss = tf.add_n(losses)
         gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply(gradients, model.trainable_variables)
-    return [variable.numpy() for variable in model.trainable_variables]
+        step_of(optimizer, model.trainable_variables)(*gradients)
+    return [variable.numpy() for variable in model.weights]
 
 
 def fitted(recipe: Recipe, optimizer: Any, kind: type = keras.Sequential, **options: Any) -> Any:
@@ -91,16 +130,33 @@ def fitted(recipe: Recipe, optimizer: Any, kind: type = keras.Sequential, **opti
         variable.assign(variable + hvd.rank())
     hvd.broadcast_variables(model.variables, root_rank=0)
     model.compile(optimizer=optimizer, loss="mse", **options)
-    inputs, targets = (part.reshape(-1, part.shape[-1]) for part in recipe.data(hvd.rank()))
-    model.fit(inputs, targets, batch_size=BATCH, shuffle=False, verbose=0)
+    fit(model, recipe)
     return model
 
 
+def fit(model: Any, recipe: Recipe = DENSE, **options: Any) -> Any:
+    """Train with this rank's batches."""
+    options = {"batch_size": BATCH, "shuffle": False, "verbose": 0, **options}
+    return model.fit(*flat_data(recipe), **options)
+
+
 def check_learned(model: Any, expected: list[np.ndarray], **tolerance: float) -> None:
-    """Assert that weights are close to the expected ones, and the same bits on all ranks."""
-    for variable, value in zip(model.trainable_variables, expected, strict=True):
+    """Assert that variables are close to the expected ones, and the same bits on all ranks."""
+    for variable, value in zip(model.weights, expected, strict=True):
         np.testing.assert_allclose(variable, value, **{"rtol": 1e-5, "atol": 1e-6, **tolerance})
         assert is_same(variable)
+
+
+def check_equal(ones: Any, others: Any) -> None:
+    """Assert that variables have the same bits."""
+    for one, other in zip(ones, others, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def state_of(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer."""
+    variables = optimizer.variables
+    return variables() if callable(variables) else list(variables)
 
 
 def is_same(value: Any) -> bool:
