@@ -14,6 +14,8 @@
 
 #include <gtest/gtest.h>
 
+#include "csrc/base/error.h"
+
 namespace aiacc {
 
 /// Threads of this process that the kernel lists.
@@ -68,6 +70,8 @@ inline std::size_t process_descriptors() {
 class DescriptorLimit {
  public:
   explicit DescriptorLimit(int left) {
+    // UBSan opens a pipe to look at the first object of a class, and remembers the class.
+    [[maybe_unused]] const Error first(Code::kEngine, "");
     EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
     // The limit is on the number of a descriptor, so holes below it count as left.
     rlimit limit = before_;
