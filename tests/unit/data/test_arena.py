@@ -56,15 +56,6 @@ def test_a_full_index_refuses(tmp_path):
     arena.close()
 
 
-def test_without_bytes_it_counts_only(tmp_path):
-    arena = open_arena(tmp_path, size=0)
-    assert not arena.write(key(1), b"x", may_go=True)
-    arena.count(3, 5)
-    arena.count(3, 6)
-    assert arena.counters()[3] == 11
-    arena.close()
-
-
 def test_flipped_bits_of_the_table_are_no_wrong_record(tmp_path):
     """Those of index and heap: see test_store_model.py."""
     arena = open_arena(tmp_path, size=60_000, samples=20)
@@ -88,21 +79,17 @@ def _hold(ready, go_on, folder):
     arena.close()
 
 
-def test_the_last_one_removes_it(tmp_path):
+def test_the_last_one_removes_it(tmp_path, monkeypatch):
     with beside(_hold, tmp_path):
         arena = open_arena(tmp_path)
         assert arena.read(key(1)) == content(1)
         assert sweep(tmp_path) == []
         arena.close()
         assert len(list(tmp_path.iterdir())) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_that_of_another_user_is_not_joined(tmp_path, monkeypatch):
-    with beside(_hold, tmp_path):
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
         with pytest.raises(OSError, match=r"belongs to user \d+ .expected 12345.; remove it"):
             open_arena(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_job_leaves_is_removed_by_the_next(tmp_path):

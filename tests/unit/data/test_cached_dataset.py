@@ -233,6 +233,9 @@ class Failing(Origin):
 
 
 def test_an_origin_that_fails_for_a_while_is_asked_again(tmp_path, monkeypatch, opened):
+    pauses = [origin_module.pause_before(attempt, 0) for attempt in range(1, 10)]
+    assert (pauses[:3], pauses[-1]) == ([0.1, 0.2, 0.4], 10)
+    assert origin_module.pause_before(1, 1) == 0.05
     pauses = []
     monkeypatch.setattr(origin_module, "pause_before", lambda n, chance: pauses.append(n) or 0)
     source = Failing(tmp_path / "log", [ConnectionError("reset"), TimeoutError("late")])
@@ -243,7 +246,6 @@ def test_an_origin_that_fails_for_a_while_is_asked_again(tmp_path, monkeypatch, 
     with pytest.raises(ConnectionError, match="failure 0"):
         cached[4]
     assert cached.statistics().failures == 1
-    assert pauses == [1, 2, 1, 2, 3]
     for error in (KeyError("a defect"), FileNotFoundError("gone")):
         source.errors = [error]
         with pytest.raises(type(error), match=error.args[0]):
@@ -252,20 +254,14 @@ def test_an_origin_that_fails_for_a_while_is_asked_again(tmp_path, monkeypatch, 
     assert same(cached[4], source_sample(source, 4))
 
 
-def test_pauses_double():
-    pauses = [origin_module.pause_before(attempt, 0) for attempt in range(1, 10)]
-    assert pauses[:3] == [0.1, 0.2, 0.4]
-    assert pauses[-1] == 10
-    assert origin_module.pause_before(1, 1) == 0.05
-
-
-def test_samples_that_no_record_holds_are_named(opened):
-    with pytest.raises(RecordError, match="transform="):
-        opened([{1, 2}])[0]
-
-
-def test_without_memory_everything_is_fetched(source):
-    cached = CachedDataset(source, memory=None)
+@pytest.mark.parametrize("folder", [None, "absent"])
+def test_without_memory_everything_is_fetched(source, tmp_path, folder):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cached = CachedDataset(source, folder and (tmp_path / folder, "1MB"))
+    said = [str(one.message) for one in caught]
+    assert len(said) == bool(folder)
+    assert all(text.startswith("no memory of the node is used: ") for text in said)
     assert [cached[1]["label"] for _ in range(3)] == [1, 1, 1]
     assert (cached.statistics().fetched, cached.statistics().refused) == (3, 3)
     cached.close()
@@ -285,13 +281,8 @@ def test_memory_too_small_for_any_sample_is_a_warning(tmp_path, arguments, opene
     with pytest.warns(UserWarning, match=r"sample of 100\d{3} bytes .* takes records of at most"):
         cached[0]
     cached[1]  # says nothing more
-
-
-def test_no_folder_in_memory_is_a_warning(source, tmp_path):
-    with pytest.warns(UserWarning, match="no memory of the node is used: .*absent"):
-        cached = CachedDataset(source, (tmp_path / "absent", "1MB"))
-    assert cached[1]["label"] == 1
-    cached.close()
+    with pytest.raises(RecordError, match="transform="):  # which no record holds
+        opened([{1, 2}])[0]
 
 
 def test_a_full_file_system_in_memory_is_a_warning(cached, source, monkeypatch):
@@ -344,9 +335,7 @@ def test_counters_are_looked_up_until_they_are_high_enough(cached, monkeypatch):
 
 
 def test_everything_ends_by_itself(source, tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        cached = CachedDataset(source, (tmp_path, "1MB"))
-        cached[0]
-        del cached
+    cached = CachedDataset(source, (tmp_path, "1MB"))
+    cached[0]
+    del cached  # warnings are errors
     assert [path.name for path in tmp_path.iterdir()] == ["log"]

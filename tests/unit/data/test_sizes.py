@@ -6,74 +6,90 @@ from pathlib import Path
 
 import pytest
 
-from aiacc.data import CachedDataset, sizes, store
+from aiacc.data import sizes, store
 from aiacc.data.sizes import (
     folder_and_bytes,
     is_backed,
     leaves_room,
     memory_there_is,
     most_memory,
+    parse_bytes,
     room_there_is,
 )
 
-
-def system(root, **files):
-    """A file system with such files; "__" in names stands for "/"."""
-    for name, text in files.items():
-        path = root / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
-
 MEMINFO = "MemFree:  1 kB\nMemTotal:       16000000 kB\n"
+VERSION_1 = "5:cpu,cpuacct:/a\n4:memory:/docker/1\n1:name=systemd:/a\n"
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("cgroup", "limits", "expected"),
     [
-        ({}, 0),
-        ({"proc__meminfo": MEMINFO}, 16_384_000_000),
+        ("", {}, 16_384_000_000),  # of the machine
+        ("0::/\n", {"memory.max": "2000000000\n"}, 2_000_000_000),
+        # A job inside, whose step has no limit of its own.
         (
-            {
-                "proc__meminfo": MEMINFO,
-                "proc__self__cgroup": "0::/\n",
-                "sys__fs__cgroup__memory.max": "2000000000\n",
-            },
-            2_000_000_000,
-        ),
-        (  # a job inside, whose step has no limit of its own
-            {
-                "proc__meminfo": MEMINFO,
-                "proc__self__cgroup": "0::/slurm/job_1/step\n",
-                "sys__fs__cgroup__slurm__job_1__memory.max": "3000000000\n",
-                "sys__fs__cgroup__slurm__job_1__step__memory.max": "max\n",
-            },
+            "0::/slurm/job_1/step\n",
+            {"slurm/job_1/memory.max": "3000000000\n", "slurm/job_1/step/memory.max": "max\n"},
             3_000_000_000,
         ),
         (
+            VERSION_1,
             {
-                "proc__self__cgroup": "5:cpu,cpuacct:/a\n4:memory:/docker/1\n1:name=systemd:/a\n",
-                "sys__fs__cgroup__memory__docker__1__memory.limit_in_bytes": "4000000000\n",
-                "sys__fs__cgroup__memory__a__memory.limit_in_bytes": "1\n",
+                "memory/docker/1/memory.limit_in_bytes": "4000000000\n",
+                "memory/a/memory.limit_in_bytes": "1\n",
             },
             4_000_000_000,
         ),
     ],
-    ids=["unknown", "machine", "container", "job", "version 1"],
+    ids=["machine", "container", "job", "version 1"],
 )
-def test_the_least_limit_counts(tmp_path, files, expected):
-    assert memory_there_is(system(tmp_path, **files)) == expected
+def test_the_least_limit_counts(tmp_path, cgroup, limits, expected):
+    assert memory_there_is(tmp_path) == 0, "unknown"
+    files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": cgroup}
+    files |= {f"sys/fs/cgroup/{name}": text for name, text in limits.items()}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory_there_is(tmp_path) == expected
 
 
-def test_a_cache_does_not_take_all_there_is(tmp_path, monkeypatch):
-    assert most_memory(0) == float("inf")
-    monkeypatch.setattr(store, "memory_there_is", lambda: 2_000_000)
-    with pytest.warns(UserWarning, match="memory=1600000 is cut to 1500000 bytes: .* 2000000"):
-        cached = CachedDataset(list(range(9)), (tmp_path, 1_600_000))
-    assert [path.stat().st_size for path in tmp_path.iterdir()] == [1_500_000]
+@pytest.mark.parametrize(
+    ("limit", "memory", "said"),
+    [
+        ("memory_there_is", 1_600_000, "memory=1600000 is cut to 1500000 bytes: .* 2000000"),
+        ("room_there_is", "8GB", "cut to 1500000 bytes: .* has 2000000 .*--shm-size"),
+    ],
+)
+def test_a_cache_does_not_take_all_there_is(opened, tmp_path, monkeypatch, limit, memory, said):
+    monkeypatch.setattr(store, limit, lambda *_: 2_000_000)
+    with pytest.warns(UserWarning, match=said):
+        cached = opened(list(range(9)), memory=memory)
+    assert [path.stat().st_size for path in tmp_path.glob("shm/*")] == [1_500_000]
     assert cached[3] == 3
-    cached.close()
+
+
+def test_the_most_that_a_cache_takes_of_the_machine_and_its_file_system(tmp_path):
+    assert most_memory(0) == most_memory(0, 0) == float("inf")
+    assert most_memory(8000, 4000) == most_memory(0, 4000) == 3000
+    assert room_there_is(tmp_path / "none") == 0
+    assert room_there_is(tmp_path) >= shutil.disk_usage(tmp_path).free
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        *((5, 5), (1.5, 1), ("5", 5), ("8GB", 8 * 10**9)),
+        *(("8 gib", 2**33), ("1.5k", 1500), ("2Mi", 2**21)),
+    ],
+)
+def test_sizes(size, expected):
+    assert parse_bytes(size, "memory") == expected
+
+
+@pytest.mark.parametrize("size", ["", "GB", "-1", "8XB", "8iB", True, None])
+def test_what_is_no_size_is_named(size):
+    with pytest.raises(ValueError, match=r"memory=.*expected bytes"):
+        parse_bytes(size, "memory")
 
 
 def test_a_tier_is_a_folder_and_a_size_and_a_tilde_the_home(tmp_path, monkeypatch):
@@ -81,18 +97,6 @@ def test_a_tier_is_a_folder_and_a_size_and_a_tilde_the_home(tmp_path, monkeypatc
     assert folder_and_bytes(("~/cache", "1kB"), "disk") == (tmp_path / "cache", 1000)
     with pytest.raises(ValueError, match=r'disk="?.*a folder and a size'):
         folder_and_bytes("200GB", "disk")
-
-
-def test_a_cache_leaves_room_in_its_file_system(tmp_path, monkeypatch):
-    assert most_memory(0, 0) == float("inf")
-    assert most_memory(8000, 4000) == most_memory(0, 4000) == 3000
-    assert room_there_is(tmp_path / "none") == 0
-    assert room_there_is(tmp_path) >= shutil.disk_usage(tmp_path).free
-    monkeypatch.setattr(store, "room_there_is", lambda folder: 2_000_000)
-    with pytest.warns(UserWarning, match="cut to 1500000 bytes: .* has 2000000 .*--shm-size"):
-        cached = CachedDataset(list(range(9)), (tmp_path, "8GB"))
-    assert [path.stat().st_size for path in tmp_path.iterdir()] == [1_500_000]
-    cached.close()
 
 
 def test_a_quarter_of_the_file_system_in_memory_stays_free(tmp_path, monkeypatch):
