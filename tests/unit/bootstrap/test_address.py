@@ -21,6 +21,8 @@ from aiacc.exceptions import BootstrapError
 def test_bad_address(text):
     with pytest.raises(BootstrapError, match="AIACC_ADDR="):
         split_address(text)
+    with pytest.raises(BootstrapError, match=r"expected one, as \[fe80::1%eth0\]:80"):
+        split_address("[fe80::1]:80")
 
 
 def test_addresses():
@@ -31,11 +33,6 @@ def test_addresses():
     assert join_address("fe80::1%eth0", 2) == "[fe80::1%eth0]:2"
     assert join_address("::ffff:10.0.0.1", 2) == "10.0.0.1:2"
     assert join_address("node7", 2) == "node7:2"
-
-
-def test_a_link_local_address_needs_its_interface():
-    with pytest.raises(BootstrapError, match=r"expected one, as \[fe80::1%eth0\]:80"):
-        split_address("[fe80::1]:80")
 
 
 def _link_local() -> str:

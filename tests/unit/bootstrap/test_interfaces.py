@@ -1,6 +1,5 @@
 """Which addresses of a host the others get to know."""
 
-import ipaddress
 
 import pytest
 
@@ -118,15 +117,5 @@ def test_which_own_address_leads_to_a_host():
     assert route == ("127.0.0.1", "127.0.0.1")
     assert routes_to("no.such.host.invalid") == []
     assert routes_to("bad..name") == []
-
-
-def test_link_local_addresses_are_listened_at_with_their_scope():
     (one,) = choose_candidates([OWN[-1]], "")
-    assert listened_at(Presence("", 0, [one])) == ["fe80::1%eth1"]
-
-
-def test_the_core_lists_addresses_that_parse():
-    for interface, address, prefix, running in _core.interface_addresses():
-        assert interface
-        assert isinstance(running, bool)
-        assert 0 <= prefix <= ipaddress.ip_address(address).max_prefixlen
+    assert listened_at(Presence("", 0, [one])) == ["fe80::1%eth1"], "with its scope"

@@ -28,6 +28,9 @@ def test_addresses_token_and_epoch_of_the_job():
     got = plan("aaa", {2: {"generation": 7}})
     assert got.reach.seen_by(2) == ("10.0.0.1:5000", "10.0.0.1:5001", "10.0.0.1:5002")
     assert (got.token, got.epoch, got.unit_bytes) == (bytes(16), 7, 2097152)
+    assert host_id() == host_id()
+    assert len(new_token()) == 16
+    assert new_token() != new_token()
 
 
 def test_a_row_survives_the_wire():
@@ -80,10 +83,7 @@ CONTRADICTIONS = [
         "engine mpi cannot run on rank 2: no MPI library",
     ),
     ({"engine": "sockets"}, {}, "engine sockets cannot run on rank 0: this build"),
-    *(
-        ({"gpu_engine": one}, {}, "nccl cannot run on rank 0.*another AIACC_GPU_ENGINE")
-        for one in ("nccl", "hierarchical", "hierarchical-tcp")
-    ),
+    ({"gpu_engine": "hierarchical"}, {}, "nccl cannot run on rank 0.*another AIACC_GPU_ENGINE"),
     (
         {"gpu_engine": "hierarchical-mpi", "engines": WITH_BOTH},
         {1: {"engines": WITH_NCCL}},
@@ -124,15 +124,12 @@ def test_settings_that_are_equal_are_no_contradiction():
         ("a", "alone", [], "local", ""),
         ("a", "pmi", [], "local", ""),
         ("aa", "rendezvous", [], "hierarchical", ""),
-        ("aa", "torchrun", [], "hierarchical", ""),
-        ("aabb", "slurm", [], "hierarchical", ""),
         ("abbb", "torchrun", [], "hierarchical", ""),
         ("aab", "torchrun", [1], "hierarchical", ""),
         ("ab", "torchrun", [], "tcp", ""),
         ("ab", "pmi", [], "mpi", ""),
         ("abc", "pmix", [], "mpi", ""),
         ("aab", "pmix", [], "hierarchical-mpi", ""),
-        ("abab", "pmix", [], "hierarchical-mpi", ""),
         ("aab", "pmix", [2], "hierarchical", "rank 2: no MPI library"),
         ("abc", "pmi", [1, 2], "tcp", "rank 1: no MPI library"),
         # On one host MPI has nothing to do.
@@ -158,22 +155,22 @@ def test_mpi_is_for_jobs_whose_hosts_all_have_a_fabric():
 
 
 @pytest.mark.parametrize(
-    ("common", "changes", "engine"),
+    ("common", "changes", "engine", "lanes"),
     [
-        ({"engines": WITH_NCCL}, {}, "nccl"),
-        ({"engines": WITH_NCCL}, {1: {"engines": ENGINES | {"nccl": "no GPU"}}}, "staged"),
-        ({}, {}, "staged"),
-        ({"engines": WITH_NCCL, "gpu_engine": "staged"}, {}, "staged"),
-        ({"gpu_engine": "staged"}, {}, "staged"),
-        *(
-            ({"engines": WITH_NCCL, "gpu_engine": one}, {}, one)
-            for one in ("nccl", "hierarchical", "hierarchical-tcp")
-        ),
-        ({"engines": WITH_BOTH, "gpu_engine": "hierarchical-mpi"}, {}, "hierarchical-mpi"),
+        ({"engines": WITH_NCCL}, {}, "nccl", 2),
+        ({"engines": WITH_NCCL}, {1: {"engines": ENGINES | {"nccl": "no GPU"}}}, "staged", 1),
+        ({}, {}, "staged", 1),
+        ({"engines": WITH_NCCL, "gpu_engine": "staged"}, {}, "staged", 1),
+        ({"engines": WITH_NCCL, "gpu_engine": "hierarchical"}, {}, "hierarchical", 2),
+        ({"engines": WITH_BOTH, "gpu_engine": "hierarchical-mpi"}, {}, "hierarchical-mpi", 2),
+        ({"engines": WITH_NCCL, "gpu_lanes": 4}, {}, "nccl", 4),
+        ({"engines": WITH_NCCL}, {2: {"gpu_lanes_problem": "not safe"}}, "nccl", 1),
+        ({"engines": WITH_NCCL, "gpu_lanes": 1}, {2: {"gpu_lanes_problem": "no"}}, "nccl", 1),
     ],
 )
-def test_tensors_on_gpus_are_staged_unless_every_rank_has_nccl(common, changes, engine):
-    assert plan("aaa", changes, **common).gpu_engine == engine
+def test_tensors_on_gpus_are_staged_unless_every_rank_has_nccl(common, changes, engine, lanes):
+    got = plan("aaa", changes, **common)
+    assert (got.gpu_engine, got.gpu_lanes) == (engine, lanes)
 
 
 def sharing(gpus, changes=None, **common):
@@ -226,20 +223,6 @@ def test_ranks_that_may_share_a_gpu_or_ask_for_it_keep_nccl(common, changes, eng
 
 
 @pytest.mark.parametrize(
-    ("common", "changes", "lanes"),
-    [
-        ({"engines": WITH_NCCL}, {}, 2),
-        ({}, {}, 1),
-        ({"engines": WITH_NCCL, "gpu_lanes": 4}, {}, 4),
-        ({"engines": WITH_NCCL}, {2: {"gpu_lanes_problem": "not safe"}}, 1),
-        ({"engines": WITH_NCCL, "gpu_lanes": 1}, {2: {"gpu_lanes_problem": "not safe"}}, 1),
-    ],
-)
-def test_lanes_on_gpus_are_as_many_as_are_safe_everywhere(common, changes, lanes):
-    assert plan("aaa", changes, **common).gpu_lanes == lanes
-
-
-@pytest.mark.parametrize(
     ("of_ranks", "weakest"), [([9] * 4, (9, 0)), ([9, 9, 8, 8], (8, 2)), ([9, 0, 8, 8], (0, 0))]
 )
 def test_the_weakest_gpu_of_all_ranks_and_who_has_it(of_ranks, weakest):
@@ -248,16 +231,15 @@ def test_the_weakest_gpu_of_all_ranks_and_who_has_it(of_ranks, weakest):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "lanes"), [("a", 1), ("aa", 2), ("aaaa", 2), ("ab", 4), ("aabb", 4)]
+    ("hosts", "said", "lanes"),
+    [
+        *(("a", {}, 1), ("aa", {}, 2), ("aaaa", {}, 2), ("ab", {}, 4), ("aabb", {}, 4)),
+        *((hosts, {"lanes": 7}, 7) for hosts in ("aa", "ab")),
+        *((hosts, {"equal": {"AIACC_AUTOTUNE": True}}, 8) for hosts in ("aa", "ab")),
+    ],
 )
-def test_automatic_lanes(hosts, lanes):
-    assert plan(hosts).lanes == lanes
-
-
-@pytest.mark.parametrize("hosts", ["aa", "ab"])
-def test_lanes_that_are_tuned_or_asked_for(hosts):
-    assert plan(hosts, lanes=7).lanes == 7
-    assert plan(hosts, equal={"AIACC_AUTOTUNE": True}).lanes == 8
+def test_lanes_that_are_automatic_tuned_or_asked_for(hosts, said, lanes):
+    assert plan(hosts, **said).lanes == lanes
 
 
 def at_places(local, hosts=None):
@@ -320,12 +302,6 @@ def test_places_are_consistent_for_every_spread_over_two_hosts(size):
         assert len(set(crosses)) == size
         assert all(topology.local_rank < topology.local_size for topology in topologies)
         assert all(topology.cross_rank < topology.cross_size for topology in topologies)
-
-
-def test_names_and_tokens_of_this_process():
-    assert host_id() == host_id()
-    assert len(new_token()) == 16
-    assert new_token() != new_token()
 
 
 @pytest.mark.parametrize(

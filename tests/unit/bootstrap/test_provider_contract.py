@@ -114,12 +114,9 @@ def test_a_rank_that_comes_twice_fails_everywhere(meeting):
         assert "rank 1 came twice" in text
 
 
-def test_a_payload_beyond_the_limit_is_refused(meeting):
-    with pytest.raises(BootstrapError, match="1048577 bytes"):
-        meeting.gather(1, 2, bytes((1 << 20) + 1))
-
-
-def test_closing_again_does_nothing(meeting):
+def test_a_payload_beyond_the_limit_is_refused_and_closing_again_does_nothing(meeting):
     end = meeting.provider(1, 2)
+    with pytest.raises(BootstrapError, match="1048577 bytes"):
+        end.all_gather(bytes((1 << 20) + 1), timeout_s=PATIENT_S)
     end.close()
     end.close()

@@ -80,19 +80,13 @@ def test_which_provider_a_process_gets(variables, settings, name, place):
     assert (provider.name, (provider.rank, provider.size)) == (name, place)
 
 
-def test_who_is_alone_gathers_its_own():
-    provider = choose({})
-    assert isinstance(provider, AloneProvider)
-    assert provider.all_gather(b"mine", timeout_s=0) == [b"mine"]
-
-
-def test_explicit_places_on_a_host_are_passed_on():
-    provider = choose({}, rank=1, size=4, addr="127.0.0.1:1", local_rank=1, local_size=2)
-    assert (provider.local_rank, provider.local_size) == (1, 2)
-
-
-def test_every_call_begins_a_generation():
-    assert choose({}).generation + 1 == choose({}).generation
+def test_what_providers_have_been_told():
+    alone = choose({})
+    assert isinstance(alone, AloneProvider)
+    assert alone.all_gather(b"mine", timeout_s=0) == [b"mine"]
+    explicit = choose({}, rank=1, size=4, addr="127.0.0.1:1", local_rank=1, local_size=2)
+    assert (explicit.local_rank, explicit.local_size) == (1, 2)
+    assert alone.generation + 1 == explicit.generation
 
 
 @pytest.mark.parametrize(
