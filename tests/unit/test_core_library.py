@@ -81,15 +81,12 @@ print(copy.aiacc_last_error().decode())
 """
 
 
-def _ask_copy(tmp_path, init):
-    command = [sys.executable, "-c", COPY, shutil.copy(LIBRARY, tmp_path), init]
-    return run_program(command, check=True).stdout
-
-
 def test_a_second_copy_refuses(tmp_path):
-    assert "aiacc has not been initialized" in _ask_copy(tmp_path, "")
-    text = _ask_copy(tmp_path, "init")
-    assert f"{tmp_path / LIBRARY.name} has not been initialized, but {LIBRARY} has" in text
+    copy = shutil.copy(LIBRARY, tmp_path)
+    refused = f"{copy} has not been initialized, but {LIBRARY} has"
+    for init, said in (("", "aiacc has not been initialized"), ("init", refused)):
+        done = run_program([sys.executable, "-c", COPY, copy, init], check=True)
+        assert said in done.stdout
 
 
 def test_one_library_by_any_path(tmp_path):

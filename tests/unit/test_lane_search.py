@@ -50,7 +50,7 @@ def test_search_finds_what_is_fastest_though_steps_drift():
     assert len(set(counts.values())) == 1
 
 
-def test_steps_right_after_a_change_do_not_count():
+def test_neither_steps_right_after_a_change_nor_after_the_end_count():
     search = LaneSearch(2, steps=3, settle=2, passes=1)
     used = []
 
@@ -59,12 +59,6 @@ def test_steps_right_after_a_change_do_not_count():
         return 100.0 if used.count(lanes) <= 2 else float(lanes)
 
     _settle(search, seconds)
+    search.add(99.0)
     assert search.seconds == {2: [2.0] * 3, 1: [1.0] * 3}
     assert search.lanes == 1
-
-
-def test_a_finished_search_takes_nothing_more():
-    search = LaneSearch(1, steps=1, settle=0, passes=1)
-    _settle(search, lambda step, lanes: 1.0)
-    search.add(99.0)
-    assert search.seconds == {1: [1.0]}

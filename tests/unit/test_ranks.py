@@ -59,18 +59,15 @@ def test_dead_rank_shows_how_it_died(function, how):
         run_ranks(2, function)
 
 
-def test_rank_may_die_on_purpose():
-    assert run_ranks(2, _kill_rank_one, missing=[1]) == ["survived", None]
-
-
 def _stop_rank_one():
     if _rank() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
-    return os.getpid()
+    return "survived"
 
 
-def test_rank_may_freeze_on_purpose_and_is_not_left():
-    assert run_ranks(2, _stop_rank_one, missing=[1])[1] is None
+@pytest.mark.parametrize("function", [_kill_rank_one, _stop_rank_one])
+def test_rank_may_die_or_freeze_on_purpose_and_is_not_left(function):
+    assert run_ranks(2, function, missing=[1]) == ["survived", None]
 
 
 def _hang_in_a_named_function():

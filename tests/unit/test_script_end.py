@@ -8,13 +8,12 @@ from tests.support.programs import run_program
 
 SAYS = "import atexit, sys; from aiacc import script_end\n"
 SAYS += "atexit.register(lambda: print(script_end.goodbye()))\n"
-IN_ORDER = "'s script has ended; "
 
 
-def _goodbye(script, *options, typed=""):
+def _goodbye(script, option="-q", typed=""):
     """The last line that this script, or what is typed, prints."""
-    command = [sys.executable, *options, "-c", SAYS + script]
-    return run_program(command, input=typed).stdout.splitlines()[-1]
+    done = run_program([sys.executable, option, "-c", SAYS + script], input=typed)
+    return done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -35,20 +34,18 @@ def test_an_exception_that_nobody_catches(script, error):
 
 
 @pytest.mark.parametrize(
-    "script",
+    ("script", "options"),
     [
-        "",
-        "sys.exit(3)",
-        "try: 1 / 0\nexcept Exception: pass",
+        ("", {}),
+        ("sys.exit(3)", {}),
+        ("try: 1 / 0\nexcept Exception: pass", {}),
         # A test runner and others remember what they have caught in the same place.
-        "import code; code.InteractiveInterpreter().runsource('1 / 0')",
-        "import threading; threading.Thread(target=lambda: 1 / 0).start()",
+        ("import code; code.InteractiveInterpreter().runsource('1 / 0')", {}),
+        ("import threading; threading.Thread(target=lambda: 1 / 0).start()", {}),
+        # An interactive session outlives its errors.
+        ("", {"option": "-i", "typed": "1 / 0\n"}),
+        ("1 / 0", {"option": "-i"}),
     ],
 )
-def test_an_end_in_order(script):
-    assert _goodbye(script).startswith(IN_ORDER)
-
-
-def test_an_interactive_session_outlives_its_errors():
-    assert _goodbye("", "-i", typed="1 / 0\n").startswith(IN_ORDER)
-    assert _goodbye("1 / 0", "-i").startswith(IN_ORDER)
+def test_an_end_in_order(script, options):
+    assert _goodbye(script, **options).startswith("'s script has ended; ")

@@ -4,6 +4,7 @@ import os
 import selectors
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,9 @@ def full_pipe():
     """A pipe without room, of lines of dots."""
     reader, writer = os.pipe()
     own = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)
-    try:
+    with suppress(BlockingIOError):
         while True:
             os.write(own, b"." * 4095 + b"\n")
-    except BlockingIOError:
-        pass
     os.close(own)
     with os.fdopen(reader, "rb") as lines, os.fdopen(writer, "wb", 0) as end:
         yield lines, end
@@ -145,35 +144,27 @@ def test_ranks_wait_for_a_reader_and_nothing_is_lost(full_pipe, monkeypatch):
         streams = Streams(selector, tag_output=False, folder=None)
         ends = streams.open(0)
         os.set_blocking(ends["stdout"], False)
-        number = 0
+        number, seen = 0, b""
 
-        def turn(seconds):
-            for key, _ in selector.select(seconds):
-                streams.on_ready(key.fd, key.data)
-
-        def print_lines(most):
+        def turn(most):
+            """The rank prints until it would wait, and what it has printed is passed on."""
             nonlocal number
-            try:
+            with suppress(BlockingIOError):
                 while number < most:
                     os.write(ends["stdout"], b"%9d\n" % number)
                     number += 1
-            except BlockingIOError:
-                pass
+            for key, _ in selector.select(0):
+                streams.on_ready(key.fd, key.data)
 
         before = -1
-        while number > before:  # until the rank would wait
+        while number > before:
             before = number
-            print_lines(1 << 30)
-            turn(0)
+            turn(1 << 30)
         assert 1 << 20 <= streams.waiting() < 2 << 20
         assert not selector.select(0)
-
-        last = number
-        seen = b""
-        while streams.waiting() or number < 2 * last:
+        while streams.waiting() or number < 2 * before:
             seen += os.read(lines.fileno(), 1 << 16)
-            print_lines(2 * last)
-            turn(0)
+            turn(2 * before)
         for descriptor in ends.values():
             os.close(descriptor)
         streams.take_rest()
@@ -185,4 +176,4 @@ def test_ranks_wait_for_a_reader_and_nothing_is_lost(full_pipe, monkeypatch):
     end.close()
     seen += lines.read()
     numbers = [int(line) for line in seen.splitlines() if set(line) != set(b".")]
-    assert numbers == list(range(number))
+    assert numbers == list(range(2 * before))
