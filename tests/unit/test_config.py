@@ -1,8 +1,15 @@
+"""Variables: of launchers, of this process, and those without effect."""
+
+from __future__ import annotations
+
+import re
+import warnings
 from pathlib import Path
 
 import pytest
 
-from aiacc import _core
+import aiacc
+from aiacc import _core, horovod_variables, unknown_variables
 from aiacc.config import (
     UNKNOWN,
     MpiEnvironment,
@@ -12,7 +19,9 @@ from aiacc.config import (
     chosen_compiler,
     launcher_environment,
 )
+from aiacc.exceptions import BootstrapError
 from aiacc.run.help_env import as_markdown, as_text
+from tests.support.ranks import run_ranks
 
 TORCHRUN = {
     "RANK": "3",
@@ -104,3 +113,105 @@ def test_the_table_of_variables_shows_each_with_alias_values_and_default():
         "| `N` |  | a\\|b | empty | meaning |",
         "| `M` | `H` | text | `1` | other |",
     ]
+
+
+KNOWN = [name for name, *_ in _core.env_table()]
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({}, ""),
+        ({"AIACC_LANES": "4", "PATH": "/bin", "LANE": "1", "HOROVOD_LANE": "4"}, ""),
+        ({"AIACC_LANE": ""}, ""),
+        ({"AIACC_MPICC": "mpicc.openmpi"}, ""),
+        ({"AIACC_LANE": "4"}, r"AIACC_LANE \(did you mean AIACC_LANES\?\) is no variable of aiacc"),
+        ({"AIACC_ADDRESS": "4"}, r"AIACC_ADDRESS \(did you mean AIACC_ADDR\?\) is no"),
+        ({"AIACC_TIMEOUT_S": "4"}, r"AIACC_TIMEOUT_S \(did you mean AIACC_PEER_TIMEOUT_S\?\) is"),
+        ({"AIACC_LOGLEVEL": "4"}, r"AIACC_LOGLEVEL \(did you mean AIACC_LOG_LEVEL\?\) is no"),
+        (
+            {"AIACC_LANE": "2", "AIACC_COLOUR": "1"},
+            r"AIACC_COLOUR, AIACC_LANE \(did you mean AIACC_LANES\?\) are no variables",
+        ),
+    ],
+)
+def test_a_typo_is_named_with_what_was_meant(variables, said):
+    text = unknown_variables.warning_about(variables, KNOWN)
+    assert re.match(rf"\[config\] {said}" if said else "$", text), text
+
+
+def test_only_what_asks_horovod_for_something_is_named():
+    unchanged = {
+        "PATH": "/bin",
+        "AIACC_LANES": "2",
+        "HOROVOD_CYCLE_TIME": "1",
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "10",
+        "HOROVOD_ELASTIC": "",
+        "HOROVOD_HOSTNAME": "here",
+        "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
+        "HOROVOD_WITH_PYTORCH": "1",
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+        "HOROVOD_CACHE_CAPACITY": "7",
+    }
+    honoured = ["HOROVOD_CACHE_CAPACITY", "HOROVOD_RANK"]
+    for variables in ({}, unchanged):
+        assert horovod_variables.warning_about(variables, honoured) is None
+    changed = {"FUSION_THRESHOLD": "0", "CYCLE_TIME": "3.5", "COLOUR": "blue", "RANK": "0"}
+    variables = {f"HOROVOD_{name}": value for name, value in changed.items()}
+    text = horovod_variables.warning_about({**unchanged, **variables}, honoured)
+    assert text is not None
+    assert "HOROVOD_CYCLE_TIME (there is no cycle)" in text
+    assert "HOROVOD_FUSION_THRESHOLD (there is no fusion buffer; AIACC_UNIT_BYTES" in text
+    assert "HOROVOD_COLOUR (unknown)" in text
+    assert text.count("HOROVOD_") == 3
+
+
+def _warnings_at_init():
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        aiacc.init()
+    aiacc.shutdown()
+    return [(str(one.message), one.filename) for one in record]
+
+
+def test_init_warns_once_for_each_and_where_it_was_called(monkeypatch):
+    monkeypatch.setenv("HOROVOD_LOG_LEVEL", "error")
+    assert _warnings_at_init() == []
+    monkeypatch.setenv("AIACC_LANE", "4")
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5")
+    monkeypatch.setenv("HOROVOD_AUTOTUNE", "1")
+    monkeypatch.setenv("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "5")
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")
+    (unknown, ignored), files = zip(*sorted(_warnings_at_init()), strict=True)
+    assert set(files) == {__file__}
+    assert "AIACC_LANE " in unknown
+    assert "no effect: HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE (what is tuned" in ignored
+    assert "; HOROVOD_CYCLE_TIME (" in ignored
+    assert "STALL" not in ignored
+
+
+def test_only_one_rank_warns():
+    found = run_ranks(3, _warnings_at_init, env={"AIACC_LANE": "4"})
+    assert [len(of_rank) for of_rank in found] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("variables", "error", "text"),
+    [
+        (
+            {"AIACC_RANK": "0", "AIACC_SIZE": "2", "AIACC_ADR": "127.0.0.1:1"},
+            BootstrapError,
+            r"without AIACC_ADDR.*AIACC_ADR \(did you mean AIACC",
+        ),
+        (
+            {"AIACC_RANKS": "3", "AIACC_LANES": "foo"},
+            ValueError,
+            "AIACC_LANES.*AIACC_RANKS .did you mean AIACC_RANK",
+        ),
+    ],
+)
+def test_typos_are_part_of_an_error(monkeypatch, variables, error, text):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(error, match=text):
+        aiacc.init()

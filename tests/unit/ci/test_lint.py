@@ -1,4 +1,6 @@
-"""The scripts of `make lint` notice what they are for: each rule, broken once."""
+"""The scripts of `make lint`, of wheels and of Dockerfiles notice what they are for."""
+
+from pathlib import Path
 
 import pytest
 
@@ -106,3 +108,123 @@ def test_commits_are_those_since_the_rule_without_merges(script, tmp_path):
     run_program(["sh", "-ec", script_of_git], cwd=tmp_path, check=True)
     found = {subject for _, subject in commits(tmp_path, "2030-01-01T00:00:00+00:00")}
     assert found == {"one", "two", "three"}
+
+
+TEXT = """
+# syntax is nobody's business
+ARG BASE=debian:bookworm-slim
+FROM ${BASE} AS build
+ARG FLAGS=-O2
+ENV PATH=/venv/bin:$PATH A=${FLAGS}
+RUN first \\
+ # why
+ && second --flag=x
+COPY --chown=me:me a b /there/
+FROM other AS unused
+RUN never
+FROM build AS end
+RUN --mount=type=bind,from=build,source=/wheels,target=/tmp/w install /tmp/w
+ENTRYPOINT ["run", "a b"]
+"""
+
+
+def test_stages_and_their_instructions(script):
+    dockerfile = script("dockerfile")
+    build, _, end = stages = dockerfile.parse(TEXT)
+    assert [stage.name for stage in stages] == ["build", "unused", "end"]
+    assert [stage.base for stage in stages] == ["debian:bookworm-slim", "other", "build"]
+    assert dockerfile.parse(TEXT, {"BASE": "debian:trixie"})[0].base == "debian:trixie"
+    _, _, run, copy = build.instructions
+    assert (run.line, run.keyword, run.text) == (7, "RUN", "first && second --flag=x")
+    assert (dict(copy.flags), copy.words()) == ({"chown": "me:me"}, ["a", "b", "/there/"])
+    install, entry = end.instructions
+    assert entry.words() == ["run", "a b"]
+    assert (dockerfile.mount(install)["source"], dockerfile.source(install)) == ("/wheels", "build")
+    assert dockerfile.needed(stages, "end") == [build, end]
+    with pytest.raises(ValueError, match=r"no stage 'no' \(expected one of build, unused, end\)"):
+        dockerfile.needed(stages, "no")
+
+
+def test_variables_see_those_before_them(script):
+    dockerfile = script("dockerfile")
+    flags, variables, *_ = dockerfile.parse(TEXT)[0].instructions
+    given = dockerfile.argument(flags, {}, {})
+    assert given == {"FLAGS": "-O2"}
+    assert dockerfile.argument(flags, {}, {"FLAGS": "-O3"}) == {"FLAGS": "-O3"}
+    found = dockerfile.assignments(variables, {"PATH": "/bin", **given})
+    assert found == {"PATH": "/venv/bin:/bin", "A": "-O2"}
+    assert dockerfile.expand("${NONE:-x}$NONE", {}) == "x"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("FROM a\nADD x y", "line 2: ADD is not known"),
+        ("RUN x", "line 1: RUN before any FROM"),
+        ("ARG X=1", "no FROM"),
+        ("FROM a b", "line 1: FROM a b"),
+        ("FROM a\nRUN x \\", "line 2: an instruction that does not end"),
+    ],
+)
+def test_what_is_refused(script, text, problem):
+    with pytest.raises(ValueError, match=problem):
+        script("dockerfile").parse(text)
+
+
+def test_what_a_build_does_not_see(script):
+    rules = ["# why", "build", "aiacc/*.so", "**/__pycache__"]
+    seen = ("aiacc/build", "aiacc/torch/x.so", "#x")
+    ignored = ("build", "aiacc/_core.so", "tests/unit/__pycache__")
+    is_ignored = script("docker_check").is_ignored
+    assert [path for path in (*seen, *ignored) if is_ignored(path, rules)] == [*ignored]
+
+
+NAME = "aiacc-0.1.0-cp312-cp312-manylinux_2_35_x86_64.whl"
+FILES = [
+    "aiacc/_core.cpython-312-x86_64-linux-gnu.so",
+    "aiacc/libaiacc_core.so",
+    "aiacc/libaiacc_tensorflow.so",
+]
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "problem"),
+    [
+        (FILES, NAME.replace("manylinux_2_35", "linux"), "not a manylinux wheel"),
+        (FILES, NAME.replace("cp312", "cp313"), "no aiacc/_core.cpython-313-"),
+        (FILES[:2], NAME, "no aiacc/libaiacc_tensorflow.so"),
+        ([*FILES, "aiacc.libs/libmpi.so.12"], NAME, "copied aiacc.libs/libmpi.so.12"),
+    ],
+)
+def test_a_wheel_that_must_not_leave(script, files, name, problem):
+    problems = script("wheels").problems
+    assert problems(FILES, NAME) == []
+    (found,) = problems(files, name)
+    assert problem in found
+
+
+def test_the_python_of_a_wheel(script):
+    version_of = script("wheel_check").version_of
+    assert version_of(Path(NAME)) == "3.12"
+    with pytest.raises(ValueError, match="for no version of CPython"):
+        version_of(Path("aiacc-0.1.0-py3-none-any.whl"))
+
+
+def test_a_checked_environment_with_a_compiler_is_refused(script, tmp_path):
+    path = tmp_path / "venv" / "bin"
+    path.mkdir(parents=True)
+    without_compiler = script("wheel_check").without_compiler
+    assert without_compiler(tmp_path)["PATH"] == str(path)
+    (path / "g++").touch(mode=0o755)
+    with pytest.raises(RuntimeError, match=r"has g\+\+ \(expected no compiler\)"):
+        without_compiler(tmp_path)
+
+
+def test_interpreters_that_cannot_compile_are_left_out(script, tmp_path):
+    broken = tmp_path / "python3.13"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    works = tmp_path / "python3.12"
+    works.write_text("#!/bin/sh\necho 3.12\n")
+    works.chmod(0o755)
+    assert script("wheels").interpreters([str(broken), str(works)]) == {"3.12": str(works)}

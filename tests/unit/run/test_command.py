@@ -1,5 +1,8 @@
+"""The commands that a job becomes, hosts, and what this installation has."""
+
 import pytest
 
+from aiacc.run import check_build, programs
 from aiacc.run.command import (
     Launch,
     MpiLauncher,
@@ -9,7 +12,7 @@ from aiacc.run.command import (
     mpirun_command,
     torchrun_command,
 )
-from aiacc.run.hosts import Host
+from aiacc.run.hosts import Host, parse_hostfile, parse_hosts, take
 from aiacc.run.programs import choose_mpi_launcher, mpi_launchers
 
 SCRIPT = ("/usr/bin/python3", "train.py", "--lr", "0.1")
@@ -144,3 +147,78 @@ def test_mpirun_on_path_comes_before_the_one_beside_the_interpreter(tmp_path, mo
         MpiLauncher(str(tmp_path / "first/mpirun"), "mpich", "5.0.2"),
         MpiLauncher(str(tmp_path / "beside/mpirun"), "openmpi", "4.1.4"),
     ]
+
+
+def test_hosts_and_their_slots():
+    assert parse_hosts("h1:2,h2:4, h3") == [Host("h1", 2), Host("h2", 4), Host("h3", 1)]
+    text = "# cluster\nh1 slots=2\n\nh2 slots = 4 max_slots=8  # big\nh3:3\nh4\n"
+    assert parse_hostfile(text) == [Host("h1", 2), Host("h2", 4), Host("h3", 3), Host("h4", 1)]
+    hosts = "[2001:db8::1]:2,2001:db8::2,[fd00::3],[fe80::1%eth0]:4,::1"
+    assert parse_hosts(hosts) == [
+        Host("2001:db8::1", 2),
+        Host("2001:db8::2", 1),
+        Host("fd00::3", 1),
+        Host("fe80::1%eth0", 4),
+        Host("::1", 1),
+    ]
+    assert parse_hostfile("[fd00::1] slots=2\nfd00::2 slots=3\n[fd00::3]:4\nfd00::4\n") == [
+        Host(f"fd00::{n}", slots) for n, slots in ((1, 2), (2, 3), (3, 4), (4, 1))
+    ]
+    assert Host("::1", 1).is_local()
+
+
+_NEITHER = r"expected name or .* as \[2001:db8::1\]:2"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        *(
+            (text, "expected")
+            for text in ("", "h1:0", "h1:x", "h1:2,,h2", "h 1:2", "h1:2;rm /", ":2")
+        ),
+        *(
+            (text, _NEITHER)
+            for text in ("[2001:db8::1:2", "[h1]:2", "2001:db8:1:2", "h1:2:3", "[]:1")
+        ),
+        ("h1:2,h1:2", "'h1' is named twice"),
+    ],
+)
+def test_bad_hosts_are_named(text, said):
+    with pytest.raises(ValueError, match=said):
+        parse_hosts(text)
+    with pytest.raises(ValueError, match="no host is named"):
+        parse_hostfile("# nothing\n")
+
+
+def test_take_fills_hosts_in_order():
+    hosts = [Host("h1", 2), Host("h2", 2), Host("h3", 2)]
+    assert take(hosts, 3) == [Host("h1", 2), Host("h2", 1)]
+    assert take(hosts, 6) == hosts
+    with pytest.raises(ValueError, match=r"7 ranks .* 6 slots"):
+        take(hosts, 7)
+
+
+@pytest.mark.parametrize(
+    ("brought_by", "version", "line"),
+    [
+        ("tensorflow-cpu", "2.21.0", "[X] aiacc.tensorflow tensorflow 2.21.0"),
+        ("tensorflow", "2.18.0", "[X] aiacc.tensorflow tensorflow 2.18.0"),
+        ("tensorflow", "2.15.1", "[ ] aiacc.tensorflow tensorflow 2.15.1 is too old (needs 2.16);"),
+        (None, "", "[ ] aiacc.tensorflow tensorflow is not installed; pip install 'aiacc[tensor"),
+    ],
+)
+def test_versions_of_tensorflow_and_none(monkeypatch, brought_by, version, line):
+    monkeypatch.setattr(check_build, "find_spec", lambda name: brought_by)
+    distributions = {"tensorflow": [brought_by]}
+    monkeypatch.setattr(check_build.metadata, "packages_distributions", lambda: distributions)
+    monkeypatch.setattr(check_build.metadata, "version", {brought_by: version}.__getitem__)
+    assert check_build._frontend("aiacc.tensorflow").strip().startswith(line)
+
+
+def test_an_mpirun_beside_the_interpreter_and_on_path_is_named_once(monkeypatch, tmp_path):
+    for name in ("mpirun", "mpiexec"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(programs, "search_directories", lambda: [str(tmp_path), str(tmp_path)])
+    monkeypatch.setattr(programs, "_identify", lambda program: program)
+    assert list(programs.mpi_launchers()) == [str(tmp_path / "mpirun")]
