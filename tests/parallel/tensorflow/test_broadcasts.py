@@ -9,15 +9,9 @@ import tensorflow as tf
 
 import aiacc.tensorflow as hvd
 from aiacc.collectives.dtypes import DTYPE_CODES
-from tests.parallel.tensorflow.test_ops import ENV, SIZE
 from tests.support.learning.keras_training import in_tensorflow
-from tests.support.ranks import run_ranks
 
 v1 = tf.compat.v1
-
-
-def _run(function):
-    run_ranks(SIZE, function, env=ENV)
 
 
 def _value(dtype, rank):

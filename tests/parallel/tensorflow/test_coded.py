@@ -4,21 +4,19 @@ import warnings
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import aiacc.tensorflow as hvd
+from tests.support.jobs import on_ranks
 from tests.support.learning.codes import check_sum
-from tests.support.ranks import run_ranks
 
 
 def _given(rank):
     return np.random.default_rng(rank).standard_normal((300, 200)).astype(np.float32)
 
 
-def _gradients():
-    import tensorflow as tf
-
-    import aiacc.tensorflow as hvd
-
-    hvd.init()
+@on_ranks(2, env={"AIACC_ENGINE": "tcp"})
+def test_gradients():
     inputs = [_given(rank) for rank in range(hvd.size())]
     for name in ("int8", "int4"):
         call = tf.function(
@@ -52,16 +50,8 @@ def _gradients():
         hvd.allreduce(tf.ones(3), compression="int9")
 
 
-def test_gradients():
-    run_ranks(2, _gradients, env={"AIACC_ENGINE": "tcp"})
-
-
-def _alone():
-    import tensorflow as tf
-
-    import aiacc.tensorflow as hvd
-
-    hvd.init()
+@on_ranks(1, launcher="python")
+def test_one_rank_alone_codes_nothing():
     weight = tf.Variable(_given(0))
     with hvd.DistributedGradientTape(tf.GradientTape(), compression="int8") as tape:
         loss = tf.reduce_sum(weight * weight) / 2
@@ -69,16 +59,9 @@ def _alone():
     assert np.array_equal(hvd.allreduce(weight, compression=hvd.Compression.bf16), _given(0))
 
 
-def test_one_rank_alone_codes_nothing():
-    run_ranks(1, _alone, launcher="python")
-
-
-def _too_small():
-    import tensorflow as tf
-
-    import aiacc.tensorflow as hvd
-
-    hvd.init()
+#: Each rank is on a host of its own.
+@on_ranks(2, env={"AIACC_LOCAL_RANK": "0", "AIACC_LOCAL_SIZE": "1"})
+def test_a_codec_that_is_for_nothing_is_said_once():
     weight, total = tf.Variable(tf.ones([4, 4])), tf.Variable(tf.ones(3))
     plain = tf.GradientTape(persistent=True)
     with warnings.catch_warnings(record=True) as caught:
@@ -90,8 +73,3 @@ def _too_small():
     said = [str(one.message) for one in caught if "compress" in str(one.message)]
     assert len(said) == (hvd.rank() == 0), said
     assert all("2 gradients: 1 of fewer than 16384 elements, 1 of" in text for text in said)
-
-
-def test_a_codec_that_is_for_nothing_is_said_once():
-    each_on_its_own_host = {"AIACC_LOCAL_RANK": "0", "AIACC_LOCAL_SIZE": "1"}
-    run_ranks(2, _too_small, env=each_on_its_own_host)

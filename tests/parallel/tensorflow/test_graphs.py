@@ -11,13 +11,12 @@ import aiacc.tensorflow as hvd
 from tests.support.jobs import on_ranks
 from tests.support.ranks import run_ranks
 
-SIZE = 2
-ENV = {"TF_CPP_MIN_LOG_LEVEL": "2"}
+ENV = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTEROP_THREADS": "4"}
 #: For what hangs without the property that is tested.
 DEADLOCK_S = 60.0
 
 
-@on_ranks(SIZE, env=ENV)
+@on_ranks(2, env=ENV)
 def test_iterations_that_run_at_once_may_have_one_name():
     @tf.function
     def together(start):  # nothing makes an iteration wait for the one before
@@ -75,8 +74,8 @@ def _while_others_are_computed():
 
 def test_a_gradient_travels_while_others_are_computed(tmp_path):
     path = tmp_path / "t.json"
-    env = {**ENV, "TF_NUM_INTEROP_THREADS": "4", "AIACC_TIMELINE": str(path)}
-    run_ranks(SIZE, _while_others_are_computed, env=env)
+    env = {**ENV, "AIACC_TIMELINE": str(path)}
+    run_ranks(2, _while_others_are_computed, env=env)
     for file in (path, tmp_path / "t.rank1.json"):
         events = json.loads(file.read_text())
         first, second = sorted(

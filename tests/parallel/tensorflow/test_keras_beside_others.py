@@ -43,13 +43,21 @@ def test_the_ops_are_placed_where_their_kernels_are():
     assert {tf.DeviceSpec.from_string(node.device).device_type for node in ours} == {"CPU"}
 
 
-def _torch_and_tensorflow():
+@in_tensorflow
+def test_training_with_torch_in_turn():
+    """They even meet each other by name."""
     import torch
 
     import aiacc.torch
 
-    hvd.init()
     rank = hvd.rank()
+    assert aiacc.torch.is_initialized()
+    for turn in range(3):
+        if rank == turn % 2:
+            total = float(hvd.allreduce(1.0, op=hvd.Sum, name="mixed"))
+        else:
+            total = aiacc.torch.allreduce(torch.tensor(2.0), op=hvd.Sum, name="mixed").item()
+        assert total == 3.0
     weight = torch.nn.Parameter(torch.zeros(2))
     theirs = aiacc.torch.DistributedOptimizer(
         torch.optim.SGD([weight], lr=0.5), named_parameters=[("weight", weight)]
@@ -71,3 +79,5 @@ def _torch_and_tensorflow():
         step(tf.constant([rank + 1.0] * 2))
         expected = [1.5 * (1.0 - 0.5**number)] * 2
         assert weight.tolist() == variable.numpy().tolist() == expected
+    hvd.shutdown()
+    assert not aiacc.torch.is_initialized()

@@ -12,8 +12,7 @@ import aiacc.tensorflow as hvd
 import aiacc.tensorflow.keras as hvd_keras
 from aiacc import optim
 from aiacc.keras.lars import LARS
-from tests.parallel.tensorflow.test_ops import SIZE
-from tests.support.learning.keras_training import in_tensorflow
+from tests.support.learning.keras_training import RANKS, in_tensorflow
 
 BATCH = 4
 
@@ -69,11 +68,11 @@ def test_lars(tmp_path):
     if hvd.rank() == 0:
         _equal_to_torch()
     random = np.random.default_rng(1)
-    inputs = random.integers(0, 7, (4 * SIZE * BATCH, 5)).astype(np.int32)
+    inputs = random.integers(0, 7, (4 * RANKS * BATCH, 5)).astype(np.int32)
     targets = random.normal(size=(len(inputs), 2)).astype(np.float32)
 
     def part(values):
-        return values.reshape(-1, SIZE, BATCH, values.shape[-1])[:, hvd.rank()].reshape(
+        return values.reshape(-1, RANKS, BATCH, values.shape[-1])[:, hvd.rank()].reshape(
             -1, values.shape[-1]
         )
 
@@ -85,7 +84,7 @@ def test_lars(tmp_path):
         model = _model()
         model.compile(hvd.DistributedOptimizer(make()) if mine else make(), "mse")
         data = map(part, (inputs, targets)) if mine else (inputs, targets)
-        size = BATCH if mine else SIZE * BATCH
+        size = BATCH if mine else RANKS * BATCH
         model.fit(*data, batch_size=size, shuffle=False, verbose=0)
         found.append(model.get_weights())
     for one, other in zip(*found, strict=True):

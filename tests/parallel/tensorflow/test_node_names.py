@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 import tensorflow as tf
 
 import aiacc.tensorflow as hvd
-from tests.parallel.tensorflow.test_ops import SIZE
-from tests.support.ranks import run_ranks
+from tests.support.jobs import on_ranks
 
-ENV = {"TF_CPP_MIN_LOG_LEVEL": "2"}
 STEPS = 5
+#: With as many threads as TensorFlow takes by itself.
+on_two_ranks = on_ranks(2, env={"TF_CPP_MIN_LOG_LEVEL": "2"})
 
 
 def _total(value, name=None):
@@ -54,7 +53,8 @@ def _check(function, x, expected):
 MANY = range(1, 21)
 
 
-def alike_on_one_rank():
+@on_two_ranks
+def test_alike_on_one_rank():
     """Two nodes that TensorFlow may take for one, on rank 0."""
     first, second = (1.0, 1.0) if hvd.rank() == 0 else (2.0, 3.0)
 
@@ -72,7 +72,8 @@ def alike_on_one_rank():
     _check(inputs, one, [1, 1, 1, 2])
 
 
-def more_on_one_rank():
+@on_two_ranks
+def test_more_on_one_rank():
     """Branches, loops and calls that one rank alone has, around and in functions."""
 
     @tf.function
@@ -122,7 +123,8 @@ def more_on_one_rank():
         _on_rank_0(x)
         first = leaf(x)
         _on_rank_0(x)
-        return first, leaf(2.0 * x), branch(3.0 * x), loop(4.0 * x), loop_of_its_own(x)
+        loops = loop(4.0 * x), loop_of_its_own(x)
+        return first, leaf(2.0 * x), branch(3.0 * x), *loops, two_branches(x)
 
     @tf.function
     def outermost(x):
@@ -140,17 +142,14 @@ def more_on_one_rank():
         return x, y, _total(x, name="y")
 
     one = tf.constant(1.0)
-    expected = [2, 4, 6, 32, 64]
-    _check(leaf, one, [2])
-    _check(two_branches, one, [4])
-    _check(loop_of_its_own, one, [64])
-    _check(outer, one, expected)
+    expected = [2, 4, 6, 32, 64, 4]
     _check(outermost, one, [*expected, *(-number for number in expected)])
     _check(rows, one, [12])
     _check(many_loops, one, [2**20, 2**23, 2**21])
 
 
-def gradients():
+@on_two_ranks
+def test_gradients():
     """Of functions that are called, whatever one rank has beside them."""
 
     @tf.function
@@ -221,7 +220,8 @@ def gradients():
     _check(at_once, one, [32])
 
 
-def given_names():
+@on_two_ranks
+def test_given_names():
     """Names that are given again, in a function and in those that it calls."""
 
     @tf.function
@@ -271,7 +271,8 @@ def given_names():
     _check(gradients_of, large, [*[2 * i for i in MANY], 22, 44])
 
 
-def traced_more_often():
+@on_two_ranks
+def test_traced_more_often():
     """By rank 0: by itself, and for another size."""
 
     @tf.function
@@ -288,7 +289,8 @@ def traced_more_often():
     _check(outer, tf.ones([2]), [12])
 
 
-def in_a_session():
+@on_two_ranks
+def test_in_a_session():
     """Functions that a graph of a session calls."""
     with tf.Graph().as_default():
 
@@ -302,20 +304,3 @@ def in_a_session():
         with tf.compat.v1.Session() as session:
             for _ in range(STEPS):
                 assert session.run(totals) == [2.0, 4.0]
-
-
-def _in_job(body):
-    hvd.init()
-    body()
-    hvd.shutdown()
-
-
-BODIES = [
-    *(alike_on_one_rank, more_on_one_rank, gradients, given_names, traced_more_often),
-    in_a_session,
-]
-
-
-@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
-def test_nodes_meet_whatever_else_a_rank_has(body):
-    run_ranks(SIZE, _in_job, body, env=ENV)

@@ -11,18 +11,10 @@ import tensorflow as tf
 
 import aiacc.tensorflow as hvd
 from tests.support import operations
-from tests.support.learning.keras_training import in_tensorflow
-from tests.support.ranks import run_ranks
+from tests.support.jobs import on_ranks
+from tests.support.learning.keras_training import ENV, RANKS, in_tensorflow
 
-SIZE = 2
-#: TensorFlow without its advertisements, and with one thread for ops, so that none may block it.
-ENV = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTEROP_THREADS": "1"}
-
-
-def _run(function, *args, **kwargs):
-    return run_ranks(SIZE, function, *args, env=ENV, **kwargs)
-
-
+SIZE = RANKS
 FRONT = operations.Frontend(hvd, tf.constant, lambda tensor: tensor.numpy(), in_place=False)
 
 
@@ -70,9 +62,8 @@ def test_in_a_function():
     assert shapes == [[None, 2]] * 5
 
 
-def _factors_and_forms():
-    os.environ["AIACC_ENGINE"] = "tcp"  # ranks that share memory do not narrow
-    hvd.init()
+@on_ranks(SIZE, env={**ENV, "AIACC_ENGINE": "tcp"})  # ranks that share memory do not narrow
+def test_factors_compression_slices_and_variables():
     rank = hvd.rank()
     ones = tf.ones([2], tf.float64)
     third = hvd.allreduce(ones, op=hvd.Sum, prescale_factor=1 / 3, postscale_factor=0.1)
@@ -110,11 +101,6 @@ def _factors_and_forms():
     hvd.broadcast_variables(variables, root_rank=1)
     assert [v.numpy().tolist() for v in variables] == [1.0, [1, 1]]
     assert hvd.broadcast_object_fn(root_rank=1)(rank) == 1
-    hvd.shutdown()
-
-
-def test_factors_compression_slices_and_variables():
-    _run(_factors_and_forms)
 
 
 @in_tensorflow
@@ -133,9 +119,8 @@ def test_gradients():
         operations.check_gradients(FRONT, way)
 
 
-def _in_any_order():
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    hvd.init()
+@in_tensorflow
+def test_a_function_may_submit_in_any_order():
     rank, count = hvd.rank(), 500
     order = np.random.default_rng(rank).permutation(count).tolist()
 
@@ -144,15 +129,9 @@ def _in_any_order():
         results = {i: hvd.allreduce(x * i, op=hvd.Sum, name=f"n{i}") for i in order}
         return [results[i] for i in range(count)]
 
-    assert tf.config.threading.get_inter_op_parallelism_threads() == 1
     for _ in range(2):
         sums = step(tf.constant([1.0, rank]))
         assert np.stack(sums).tolist() == [[2.0 * i, 1.0 * i] for i in range(count)]
-    hvd.shutdown()
-
-
-def test_a_function_may_submit_in_any_order():
-    _run(_in_any_order)
 
 
 @in_tensorflow
@@ -176,40 +155,35 @@ def test_a_function_that_one_rank_traces_again():
 @in_tensorflow
 def test_errors():
     rank = hvd.rank()
-    with pytest.raises(tf.errors.FailedPreconditionError, match=r"allreduce\.shapes.*\[2\].*\[3\]"):
-        hvd.allreduce(tf.ones([2 + rank]), name="shapes")
-    with pytest.raises(tf.errors.FailedPreconditionError, match="float32"):
-        tf.function(lambda: hvd.allgather(tf.zeros([1], ["float32", "int32"][rank]), name="t"))()
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"splits \[5, 0\]"):
-        hvd.alltoall(tf.ones([4]), splits=[5, 0])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="3 rows for 2 ranks"):
-        hvd.alltoall(tf.ones([3]))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="without dimensions"):
-        hvd.allgather(1.0)
-    with pytest.raises(ValueError, match="complex64"):
-        hvd.allreduce(tf.zeros([1], tf.complex64))
-    with pytest.raises(hvd.HorovodInternalError, match="op=Max"):
-        hvd.reducescatter(tf.ones([2]), op=hvd.Max)
-    with pytest.raises(NotImplementedError, match="jit_compile=False"):
-        tf.function(lambda: hvd.allreduce(1.0), jit_compile=True)()
+    differs, invalid = tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError
+    gather = lambda: hvd.allgather(tf.zeros([1], ["float32", "int32"][rank]), name="t")  # noqa: E731
+    for call, error, text in (
+        (lambda: hvd.allreduce(tf.ones([2 + rank]), name="shapes"),
+         differs, r"allreduce\.shapes.*\[2\].*\[3\]"),
+        (tf.function(gather), differs, "float32"),
+        (lambda: hvd.alltoall(tf.ones([4]), splits=[5, 0]), invalid, r"splits \[5, 0\]"),
+        (lambda: hvd.alltoall(tf.ones([3])), invalid, "3 rows for 2 ranks"),
+        (lambda: hvd.allgather(1.0), invalid, "without dimensions"),
+        (lambda: hvd.allreduce(tf.zeros([1], tf.complex64)), ValueError, "complex64"),
+        (lambda: hvd.reducescatter(tf.ones([2]), op=hvd.Max), hvd.HorovodInternalError, "op=Max"),
+        (tf.function(lambda: hvd.allreduce(1.0), jit_compile=True),
+         NotImplementedError, "jit_compile=False"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=text):
+            call()
     assert hvd.allreduce(1.0, op=hvd.Sum).numpy() == 2.0  # the job is alive
     hvd.shutdown()
     with pytest.raises(tf.errors.AbortedError, match=r"hvd\.init\(\)"):
         hvd.allreduce(1.0)
 
 
-def _lost():
-    hvd.init()
+@on_ranks(SIZE, env=ENV, missing={1})
+def test_a_lost_rank():
     hvd.barrier()
     if hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(tf.errors.UnknownError, match="rank 1"):
         hvd.allreduce(1.0)
-    hvd.shutdown()
-
-
-def test_a_lost_rank():
-    _run(_lost, missing={1})
 
 
 @in_tensorflow
@@ -237,27 +211,3 @@ def test_join_process_sets_and_a_second_start():
     hvd.shutdown()
     hvd.init()
     assert hvd.allreduce(1.0, op=hvd.Sum).numpy() == 2.0
-
-
-def _with_torch():
-    import torch
-
-    import aiacc.torch
-
-    hvd.init()
-    rank = hvd.rank()
-    assert aiacc.torch.is_initialized()
-    for turn in range(3):
-        assert hvd.allreduce(1.0, op=hvd.Sum).numpy() == 2.0
-        assert aiacc.torch.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0]
-        if rank == turn % 2:  # they even meet each other by name
-            total = float(hvd.allreduce(1.0, op=hvd.Sum, name="mixed"))
-        else:
-            total = aiacc.torch.allreduce(torch.tensor(2.0), op=hvd.Sum, name="mixed").item()
-        assert total == 3.0
-    hvd.shutdown()
-    assert not aiacc.torch.is_initialized()
-
-
-def test_with_torch_in_one_process():
-    _run(_with_torch)

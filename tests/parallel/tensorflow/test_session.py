@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 
 import aiacc.tensorflow as hvd
-from tests.parallel.tensorflow.test_ops import SIZE
-from tests.support.learning.keras_training import in_tensorflow
+from tests.support.learning.keras_training import RANKS, in_tensorflow
 
 v1 = tf.compat.v1
 
@@ -104,7 +103,7 @@ def test_broadcasts():
             assert session.run(variables) == [0.0, hvd.rank(), hvd.rank()]
             assert session.run(values) == [0.0, 0.0]
             assert session.run(variables) == [0.0, 0.0, 0.0]
-            assert session.run(size) == SIZE
+            assert session.run(size) == RANKS
             assert session.run(hvd.barrier()) is None
 
 

@@ -7,8 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import aiacc.tensorflow as hvd
-from tests.parallel.tensorflow.test_ops import SIZE
-from tests.support.learning.keras_training import in_tensorflow
+from tests.support.learning.keras_training import RANKS, in_tensorflow
 
 #: Images of each rank.
 ROWS = (3, 5)
@@ -37,9 +36,9 @@ def _step(layer, images, weights, mask=None):
 
 def _as_one_process(rows, dtype, axis, compiled, masked):
     """The rank's part of what one process gives, and what the ranks give."""
-    parts = [_images(rank, rows, dtype) for rank in range(SIZE)]
-    weights = [_weights_of_loss(rank, rows) for rank in range(SIZE)]
-    masks = [part[..., 0] > 100.0 for part in parts] if masked else [None] * SIZE
+    parts = [_images(rank, rows, dtype) for rank in range(RANKS)]
+    weights = [_weights_of_loss(rank, rows) for rank in range(RANKS)]
+    masks = [part[..., 0] > 100.0 for part in parts] if masked else [None] * RANKS
     rank = hvd.rank()
     alone = keras.layers.BatchNormalization(axis, dtype=dtype)
     whole = np.concatenate(masks) if masked else None

@@ -8,11 +8,19 @@ import pytest
 import tensorflow as tf
 
 import aiacc.tensorflow as hvd
-from tests.parallel.tensorflow.test_ops import ENV, SIZE
-from tests.support.ranks import free_port, run_ranks
+from tests.support.jobs import on_ranks
+from tests.support.learning.keras_training import ENV, RANKS
+from tests.support.ranks import free_port
 
 
-def _asked_when_it_runs():
+@pytest.fixture
+def address():
+    """Of a second job."""
+    return f"127.0.0.1:{free_port()}"
+
+
+@on_ranks(RANKS, env=ENV, starts=False)
+def test_a_graph_asks_when_it_runs():
     @tf.function(input_signature=[])
     def look():
         of_all = [hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op(name="n")]
@@ -27,45 +35,30 @@ def _asked_when_it_runs():
     with pytest.raises(tf.errors.InvalidArgumentError, match="process set 1 is not registered"):
         hvd.size_op(1)
     hvd.add_process_set([1])
-    assert look().numpy().tolist() == [rank, SIZE, rank, SIZE, 1, rank, 1]
+    assert look().numpy().tolist() == [rank, RANKS, rank, RANKS, 1, rank, 1]
     eager = [hvd.rank_op(), hvd.size_op(), hvd.size_op(1), hvd.process_set_included_op(1)]
     assert [(value.dtype, value.numpy()) for value in eager] == [
-        (tf.int32, number) for number in (rank, SIZE, 1, rank)
+        (tf.int32, number) for number in (rank, RANKS, 1, rank)
     ]
     with pytest.raises(NotImplementedError, match=r"rank_op .*jit_compile=False"):
         tf.function(hvd.rank_op, jit_compile=True)()
-    hvd.shutdown()
 
 
-def test_a_graph_asks_when_it_runs():
-    run_ranks(SIZE, _asked_when_it_runs, env=ENV)
-
-
-def _in_the_next_job(address):
-    """A function that was traced in one job tells ranks of the next, where they are reversed."""
-
-    @tf.function
-    def look():
-        return hvd.rank_op()
-
-    hvd.init()
-    first = hvd.rank()
+@on_ranks(RANKS, env=ENV)
+def test_a_traced_function_tells_ranks_of_the_next_job(address):
+    """Where they are reversed."""
+    look, first = tf.function(lambda: hvd.rank_op()), hvd.rank()
     assert look().numpy() == first
     hvd.shutdown()
-    os.environ.update(AIACC_RANK=str(SIZE - 1 - first), AIACC_ADDR=address)
+    os.environ.update(AIACC_RANK=str(RANKS - 1 - first), AIACC_ADDR=address)
     hvd.init()
-    assert hvd.rank() == SIZE - 1 - first
+    assert hvd.rank() == RANKS - 1 - first
     assert look().numpy() == hvd.rank()
     assert look.experimental_get_tracing_count() == 1
-    hvd.shutdown()
 
 
-def test_a_traced_function_follows_to_the_next_job():
-    address = f"127.0.0.1:{free_port()}"
-    run_ranks(SIZE, _in_the_next_job, address, env=ENV)
-
-
-def _in_a_larger_job(address):
+@on_ranks(RANKS, env=ENV, starts=False)
+def test_averages_and_gradients_are_those_of_the_next_job(address):
     """What was traced by a rank alone has the sizes and ranks of the job of two that follows."""
     rank = int(os.environ["AIACC_RANK"])
     os.environ.update(AIACC_RANK="0", AIACC_SIZE="1", AIACC_ADDR=f"127.0.0.1:{free_port()}")
@@ -98,11 +91,6 @@ def _in_a_larger_job(address):
         hvd.shutdown()
 
     expect(1, 0)
-    os.environ.update(AIACC_RANK=str(rank), AIACC_SIZE=str(SIZE), AIACC_ADDR=address)
-    expect(SIZE, rank)
+    os.environ.update(AIACC_RANK=str(rank), AIACC_SIZE=str(RANKS), AIACC_ADDR=address)
+    expect(RANKS, rank)
     assert look.experimental_get_tracing_count() == 1
-
-
-def test_averages_and_gradients_are_those_of_the_next_job():
-    address = f"127.0.0.1:{free_port()}"
-    run_ranks(SIZE, _in_a_larger_job, address, env=ENV)
