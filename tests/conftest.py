@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from pathlib import Path
@@ -25,6 +26,17 @@ _OF_TORCH = "tqdm_monitor"
 
 
 _TESTS = Path(__file__).parent
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files that lack a word, `alone` or `fast`, that -m wants in each of its tests."""
+    if not collection_path.name.startswith("test_") or re.search(r"\bor\b", config.option.markexpr):
+        return None
+    wanted = set(re.findall(r"(?<!not )\b(alone|fast)\b", config.option.markexpr))
+    if _TESTS / "unit" in collection_path.parents:
+        wanted.discard("fast")  # it is the folder's
+    text = collection_path.read_text()
+    return True if any(mark not in text for mark in wanted) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
