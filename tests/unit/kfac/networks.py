@@ -1,6 +1,5 @@
 """Layers in networks, and what K-FAC's hooks would see of them."""
 
-import torch
 from torch import nn
 
 from aiacc.kfac.factors import gradient_factor, input_factor
@@ -37,14 +36,3 @@ def factors_of(model, inputs, backward, approx="expand", **of_loss):
         )
         for name, (a, g) in record(model, inputs, backward).items()
     }
-
-
-def dense_gradients(model, inputs, loss_of_outputs):
-    """The gradient of each example's own loss by all parameters: examples x parameters."""
-    rows = []
-    for number in range(len(inputs)):
-        model.zero_grad()
-        loss_of_outputs(model(inputs[number : number + 1]), number).backward()
-        rows.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-    model.zero_grad()
-    return torch.stack(rows)

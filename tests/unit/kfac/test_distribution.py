@@ -69,13 +69,6 @@ def test_small_factors_of_spd_have_no_owner():
     assert (small.a.owner, small.g.owner) == (None, None)
 
 
-def test_a_share_of_all_ranks_sends_no_gradients_and_of_one_no_inverses():
-    layers = random_layers(random.Random(2))
-    assert all(not layer.sends for layer in distribute("kaisa:1", layers, 4, COSTS).layers)
-    for layer in distribute("kaisa:0.25", layers, 4, COSTS).layers:
-        assert layer.a.inverse_to == layer.g.inverse_to == ()
-
-
 def test_work_is_spread():
     """Owners of the same number of equal layers each."""
     layers = [Layer(f"layer{i}", 100, 100, 1, (f"w{i}",)) for i in range(8)]

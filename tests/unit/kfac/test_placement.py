@@ -12,7 +12,6 @@ from aiacc.kfac.costs import (
     Polynomial,
     fit,
     packed_bytes,
-    packed_elements,
 )
 from aiacc.kfac.placement import place
 from aiacc.kfac.stage import StageCosts, StageModel, stage
@@ -39,13 +38,6 @@ def random_instance(rng, most=7):
 
 def every_placement(count, ranks):
     return itertools.product([None, *range(ranks)], repeat=count)
-
-
-def makespan(dims, owners, ranks, inversion):
-    return max(
-        sum(inversion.seconds(dim) for dim, owner in zip(dims, owners, strict=True) if owner == r)
-        for r in range(ranks)
-    )
 
 
 def test_never_worse_than_all_with_an_owner_or_none_and_never_below_the_bound():
@@ -79,29 +71,6 @@ def test_no_placement_is_below_the_bound_and_ours_is_close_to_the_best():
     # No guarantee, but what was found: where a change of `place` makes that worse, this says so.
     assert max(gaps) < 4 / 3
     assert sum(gap < 1 + 1e-9 for gap in gaps) > 0.7 * len(gaps)
-
-
-def test_longest_first_is_within_grahams_bound():
-    rng = random.Random(3)
-    for _ in range(150):
-        ranks = rng.randint(2, 3)
-        dims = [rng.randint(1, 40) for _ in range(rng.randint(1, 8))]
-        owners = placement.longest_first(dims, ranks, Linear())
-        best = min(
-            makespan(dims, every, ranks, Linear())
-            for every in itertools.product(range(ranks), repeat=len(dims))
-        )
-        assert makespan(dims, owners, ranks, Linear()) <= (4 / 3 - 1 / (3 * ranks)) * best + 1e-9
-
-    for ranks in (2, 3, 4):  # his worst case is reached; 3 * ranks would do
-        dims = [size for size in range(ranks + 1, 2 * ranks) for _ in range(2)] + [ranks] * 3
-        owners = placement.longest_first(dims, ranks, Linear())
-        assert makespan(dims, owners, ranks, Linear()) == 4 * ranks - 1
-
-
-def test_factors_that_everybody_inverts_add_the_same_to_every_rank():
-    found = stage([5, 3, 4, 2], (0, None, 1, None), 2, StageCosts(Linear(), Affine(0.0, 0.0)))
-    assert found.compute_s == 5 + 3 + 2
 
 
 @pytest.mark.parametrize("gathered", [False, True])
@@ -215,12 +184,6 @@ def test_the_papers_placements():
     assert owners == (0, None, 1, None, 1)
     # Loads are sums of dimensions: 1500 + 1400 is more than 2000.
     assert placement.by_dimension([2000, 1500, 1400, 1400], 2) == (0, 1, 1, 0)
-
-
-def test_packed_sizes():
-    for dim in (1, 2, 7, 64):
-        assert packed_elements(dim) == len(np.triu_indices(dim)[0])
-    assert packed_bytes(64) == 4 * 2080
 
 
 def test_tables_are_monotone_and_go_on():

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import random
 
 import pytest
@@ -11,6 +12,7 @@ from aiacc.kfac.stage import Stage
 from aiacc.kfac.step import (
     HOROVOD,
     INTERLEAVED,
+    NETWORK,
     PER_TENSOR,
     Costs,
     bulk_buckets,
@@ -19,6 +21,7 @@ from aiacc.kfac.step import (
     simulated,
     step,
 )
+from aiacc.kfac.timeline import timeline_of
 from aiacc.planning import planners
 from aiacc.planning.cost import ALL_REDUCE, REDUCE_SCATTER, Affine
 from aiacc.planning.models import MODELS, modelled
@@ -210,3 +213,28 @@ def test_a_step_of_sgd_has_no_factors():
     model = Model("ResNet-50", parameters, 0.132, 0.2115)
     plan = planners.plan(HOROVOD, modelled("ResNet-50", parameters, 0.132), COSTS.fused)
     assert methods.sgd_s(model, COSTS) == pytest.approx(plan.predicted_s)
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.3, 1.0])
+def test_a_timeline_has_the_whole_step_and_the_network_carries_one_thing_at_a_time(overlap):
+    model = Model("ResNet-50", MODELS["resnet50"].parameters(), 0.132, 0.2115)
+    costs = dataclasses.replace(COSTS, ranks=4, overlap=overlap)
+    for found in (ours(model, costs), run(SPD_KFAC, model, costs)):
+        timeline = timeline_of(found, model, costs)
+        assert timeline.end_s == pytest.approx(found.step.seconds, rel=1e-9)
+        assert timeline.busy_s("compute") == pytest.approx(found.step.compute_s)
+        begins_s = found.step.compute_s + found.step.exposed_s
+        inverted = [i for i in timeline.intervals if i.activity.resource.startswith("rank")]
+        owned = sum(owner is not None for owner in found.owners)
+        assert len(inverted) == owned + 4 * (len(found.owners) - owned)
+        ends_s = begins_s + found.step.stage.compute_s
+        assert max(i.end_s for i in inverted) == pytest.approx(ends_s)
+        carried = [i for i in timeline.intervals if i.activity.resource == NETWORK]
+        for one, other in itertools.pairwise(carried):
+            assert other.start_s >= one.end_s - 1e-9
+        done = {i.activity.name: i.end_s for i in timeline.intervals}
+        of_stage = [(begins_s + sent.start_s) for sent in found.step.stage.sent]
+        of_passes = carried[: len(found.buckets)]
+        for interval, bucket in zip(of_passes, found.buckets, strict=True):
+            assert interval.start_s >= max(done[f"compute {n}"] for n in bucket.tensors) - 1e-9
+        assert [i.start_s for i in carried[len(of_passes) :]] == pytest.approx(of_stage)
