@@ -111,26 +111,6 @@ def test_residuals_stay_where_they_are_and_are_float32_whatever_the_default_is()
         torch.set_default_dtype(torch.float32)
 
 
-def test_buckets_that_are_formed_anew_keep_residuals():
-    """Alone, then flat, then fused in memory of their own: each element keeps its own."""
-    weight = torch.zeros(64, 32, 3, 3).to(memory_format=torch.channels_last)
-    named = [("conv", weight.requires_grad_()), *_named(linear=(130, 129))]
-    feedback = Feedback(Policy(Quantised("int4")))
-    for one in named:
-        _fill(feedback, [one])
-    flat = flat_buckets([p for _, p in named])
-    (memory,) = feedback.codec(hvd.Sum, named, flat)([flat.memory]).residuals
-    assert memory.shape == flat.memory.shape
-    for (name, parameter), view in zip(named, flat.views, strict=True):
-        place = memory.as_strided(view.shape, view.stride(), view.storage_offset())
-        assert place.equal(_numbered(parameter)), "where the gradient is in the flat memory"
-        assert feedback.residuals[name].data_ptr() == place.data_ptr()
-    kept = feedback.codec(hvd.Sum, named)([p for _, p in named]).residuals
-    for residual, (_, parameter) in zip(kept, named, strict=True):
-        assert residual.is_contiguous()
-        assert residual.equal(_numbered(parameter).view(-1))
-
-
 def test_steps_are_those_of_gradients_not_of_buckets():
     policy = Policy(Quantised("int8"), dense_steps=3)
     feedback = Feedback(policy)
@@ -182,14 +162,6 @@ def test_a_copy_begins_with_a_dense_step_after_a_join_too():
 # --- the scale of the loss
 
 
-class _Scaler:
-    def __init__(self, scale):
-        self.scale = scale
-
-    def get_scale(self):
-        return self.scale
-
-
 def test_only_a_scaler_is_noticed():
     model = torch.nn.Linear(128, 128)
     optimizer = hvd.DistributedOptimizer(
@@ -208,21 +180,6 @@ def test_only_a_scaler_is_noticed():
     assert copied.follows, "its own may skip its first step"
     copied.settle()
     assert not copied.follows, "a copy notices its own"
-
-
-def test_a_skipped_step_is_undone_with_one_that_was_dropped_before_its_end():
-    feedback, named = Feedback(TOPK), _named(a=SHAPE)
-    feedback.follow(_Scaler(8.0))
-    encode = feedback.codec(hvd.Sum, named)
-    _fill(feedback, named)
-    feedback.settle()
-    for _ in range(2):
-        result = torch.full(SHAPE, float("nan"))
-        encoded = encode([result])
-        encoded.residuals[0].fill_(float("nan"))
-        encoded.decode(0, True)
-    feedback.settle()
-    assert feedback.residuals["a"].equal(_numbered(named[0][1]).to(torch.float32))
 
 
 # --- states

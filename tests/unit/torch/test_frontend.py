@@ -14,7 +14,7 @@ import aiacc
 import aiacc.torch as hvd
 from aiacc.collectives import handles
 from aiacc.process_sets import ProcessSet
-from aiacc.torch.reducer.plan import divided, numbered
+from aiacc.torch.reducer.plan import numbered
 
 
 @pytest.fixture(autouse=True)
@@ -188,22 +188,6 @@ def test_hooks_of_the_wrapped_optimizer_run_once_per_step():
     assert calls == ["before", "after"]
 
 
-def test_scheduler_may_come_before_or_after():
-    model = _model()
-    sgd = torch.optim.SGD(model.parameters(), 1.0)
-    before = torch.optim.lr_scheduler.StepLR(sgd, 1, gamma=0.5)
-    wrapped = hvd.DistributedOptimizer(sgd)
-    after = torch.optim.lr_scheduler.StepLR(wrapped, 1, gamma=0.1)
-    weight = model[0].weight.clone()
-    model(torch.ones(1, 2)).sum().backward()
-    wrapped.step()
-    assert not torch.equal(model[0].weight, weight)
-    after.step()
-    assert wrapped.param_groups[0]["lr"] == pytest.approx(0.1)
-    before.step()
-    assert wrapped.param_groups[0]["lr"] == pytest.approx(0.05)
-
-
 def test_zero_grad_takes_the_arguments_of_torch():
     model = _model()
     wrapped = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
@@ -267,17 +251,14 @@ def test_a_model_and_a_dict_are_no_named_parameters(make):
         hvd.HookState(named_parameters=named)
 
 
-def test_a_hook_takes_no_name_twice():
-    with pytest.raises(ValueError, match="same more than once"):
-        hvd.HookState(named_parameters=[("same", p) for p in _model().parameters()])
-
-
 def test_mistaken_names_and_groups_are_explained():
     model = _model()
     sgd = torch.optim.SGD(model.parameters(), 0.1)
     twice = [("same", parameter) for parameter in model.parameters()]
     with pytest.raises(ValueError, match="same more than once"):
         hvd.DistributedOptimizer(sgd, twice)
+    with pytest.raises(ValueError, match="same more than once"):
+        hvd.HookState(named_parameters=twice)
     with pytest.raises(ValueError, match="twice"):
         hvd.DistributedOptimizer(sgd, groups=[[model[0].weight], [model[0].weight]])
     with pytest.raises(ValueError, match="wrap it once"):
@@ -287,13 +268,6 @@ def test_mistaken_names_and_groups_are_explained():
     assert record[0].filename == __file__
     with pytest.raises(ValueError, match="backward_passes_per_step=-1"):
         hvd.DistributedOptimizer(sgd).set_backward_passes_per_step(-1)
-
-
-def test_a_group_on_several_devices_is_one_for_each():
-    places = [0, 1, 0, 1, -1]
-    assert divided([4, 0, 3, 2, 1], places) == [[4], [0, 2], [3, 1]]
-    assert divided([2, 0], places) == [[2, 0]]
-    assert divided([], places) == []
 
 
 def test_ranks_that_number_their_devices_differently_may_have_divided_alike():
