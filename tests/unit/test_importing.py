@@ -55,10 +55,7 @@ CORE = Path(_core.__file__)
     ("before", "texts"),
     [
         ("", []),
-        (
-            FINDER.format(path=str(CORE)),
-            [f"this Python has {CORE}, which belongs to another aiacc"],
-        ),
+        (FINDER.format(path=str(CORE)), [f"this Python has {CORE}, which belongs to another"]),
     ],
 )
 def test_a_clone_that_was_not_built(clone, before, texts):

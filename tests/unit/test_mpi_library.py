@@ -54,9 +54,7 @@ def both(tmp_path, monkeypatch):
         ("c", None, ["", "", "c is broken"], "mpich c, openmpi c", "c is broken; c is broken"),
     ],
 )
-def test_the_first_library_that_loads_is_taken(
-    both, monkeypatch, library, launcher, answers, asked, said
-):
+def test_the_first_that_loads_is_taken(both, monkeypatch, library, launcher, answers, asked, said):
     """`answers` are the core's when it is asked to load library a, b or c."""
     seen = []
 

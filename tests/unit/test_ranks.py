@@ -94,15 +94,13 @@ def test_function_that_cannot_be_imported_fails_at_once():
         run_ranks(1, _not_importable)
 
 
-@pytest.mark.parametrize(
-    ("variables", "outcome"), [({}, "1 skipped"), ({"AIACC_CI": "1"}, "1 failed")]
-)
-def test_a_test_that_misses_something(variables, outcome, tmp_path):
+@pytest.mark.parametrize(("env", "outcome"), [({}, "1 skipped"), ({"AIACC_CI": "1"}, "1 failed")])
+def test_a_test_that_misses_something(env, outcome, tmp_path):
     # With the conftest of the tests, which clears the variable.
     program = "from tests.support.needed import missing\ndef test_it(): missing('no plug-in')\n"
     (tmp_path / "test_it.py").write_text(program)
     plugins = ["-p", "tests.conftest", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", "-q", "-rs", *plugins, f"--rootdir={tmp_path}"]
-    done = run_program([*command, tmp_path / "test_it.py"], env={**os.environ, **variables})
+    done = run_program([*command, tmp_path / "test_it.py"], env={**os.environ, **env})
     assert outcome in done.stdout, done.stdout + done.stderr
     assert "no plug-in" in done.stdout

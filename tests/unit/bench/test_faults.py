@@ -54,9 +54,7 @@ def test_settings_and_moments_vary_and_kinds_can_be_chosen():
 
 
 def _fault(kind, **changes):
-    fault = replace(
-        choose(0, [kind]), ranks_of=(2, 1, 1), victim=1, other=2, short_io=False, peer_timeout_s=4.0
-    )
+    fault = replace(choose(0, [kind]), ranks_of=(2, 1, 1), victim=1, other=2, short_io=False)
     return replace(fault, **{"step": 3, **changes})
 
 

@@ -316,10 +316,7 @@ def test_places_are_consistent_for_every_spread_over_two_hosts(size):
             ["train.py --lr 0.1", "train.py --lr 0.2", "train.py --lr 0.1"],
             ["rank 0 runs train.py with 0.1, rank 1 train.py with 0.2"] * 2 + [""],
         ),
-        (
-            ["train.py --lr", "train.py"],
-            ["rank 0 runs train.py with --lr, rank 1 train.py with less"] * 2,
-        ),
+        (["a.py --lr", "a.py"], ["rank 0 runs a.py with --lr, rank 1 a.py with less"] * 2),
         (["a.py", "b.py"], ["rank 0 runs a.py, rank 1 b.py"] * 2),
     ],
 )

@@ -67,9 +67,7 @@ def test_all_ranks_meet_before_the_engines_do(monkeypatch, engine, gpu_engine, l
 
 
 @pytest.mark.parametrize(("rank", "fabrics", "times"), [(0, [], 1), (1, [], 0), (0, ["efa_0"], 0)])
-def test_an_mpi_with_one_tcp_flow_is_told_once_and_not_on_a_fabric(
-    monkeypatch, rank, fabrics, times
-):
+def test_an_mpi_with_one_tcp_flow_is_told_once_not_on_a_fabric(monkeypatch, rank, fabrics, times):
     mpi = Job(monkeypatch, engine="mpi", fabrics=fabrics)
     mpi.rank = rank
     mpi.seen = (rank, mpi.size)

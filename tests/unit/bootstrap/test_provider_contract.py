@@ -36,10 +36,8 @@ class Meeting:
             return SharedFileProvider(path=str(self.path), **told)
         if self.kind == "slurm":
             task = SlurmEnvironment(rank, size, -1, -1, 812, 3, "one", "", "big", "ada")
-            local = {"local_rank": None, "local_size": None}
-            return SlurmProvider(
-                task, address=self.address, token="", generation=generation, **local
-            )
+            told = {"generation": generation, "local_rank": None, "local_size": None}
+            return SlurmProvider(task, address=self.address, token="", **told)
         made = StoreProvider(self.store, rank, size)
         made.generation = generation  # as if it were in a process of its own
         return made
@@ -99,15 +97,12 @@ def test_missing_ranks_are_named_on_every_rank_that_came(meeting):
 
 
 @careful
-@pytest.mark.parametrize(("zero_thinks", "one_thinks"), [(3, 2), (2, 3)])
-def test_wrong_rank_count_fails_everywhere_with_both_numbers(meeting, zero_thinks, one_thinks):
-    calls = [
-        lambda: meeting.gather(0, zero_thinks, b""),
-        lambda: meeting.gather(1, one_thinks, b""),
-    ]
+@pytest.mark.parametrize(("zero_says", "one_says"), [(3, 2), (2, 3)])
+def test_wrong_rank_count_fails_everywhere_with_both_numbers(meeting, zero_says, one_says):
+    calls = [lambda: meeting.gather(0, zero_says, b""), lambda: meeting.gather(1, one_says, b"")]
     for text in run_all(calls):
-        assert f"size {zero_thinks}" in text
-        assert f"size {one_thinks}" in text
+        assert f"size {zero_says}" in text
+        assert f"size {one_says}" in text
 
 
 @careful

@@ -240,10 +240,7 @@ def test_wrong_token_is_told_at_once_and_disturbs_nobody(port, caplog):
 
 #: What a rank sends after it was welcome, and what the others are told; None: it leaves.
 NONSENSE = [
-    (
-        b"garbage after a good hello",
-        "sent nonsense: b'garbage after a ' is not a message of aiacc",
-    ),
+    (b"garbage after a good hello", "sent nonsense: b'garbage after a ' is not a message of aiacc"),
     (
         struct.pack("!4sHHI", b"AIRV", 1, frames.Kind.PAYLOAD, 0xFFFFFFF0),
         "sent nonsense: rendezvous protocol version 1",

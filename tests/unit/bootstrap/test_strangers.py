@@ -30,9 +30,7 @@ BOTH = [b"from 0", b"from 1"]
 
 
 def hello(body):
-    return message(
-        frames.Kind.HELLO, body if isinstance(body, bytes) else json.dumps(body).encode()
-    )
+    return message(frames.Kind.HELLO, body if type(body) is bytes else json.dumps(body).encode())
 
 
 def hello_of(**changes):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from aiacc.data import CachedDataset, RecordError
 from aiacc.data import origin as origin_module
@@ -116,9 +117,7 @@ def source_sample(source, index):
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_a_data_loader_share_what_they_have(cached, method):
     """One of the reasons for which torch has no such cache: a copy per worker."""
-    loader = torch.utils.data.DataLoader(
-        cached, batch_size=5, num_workers=2, multiprocessing_context=method
-    )
+    loader = DataLoader(cached, batch_size=5, num_workers=2, multiprocessing_context=method)
     for _ in range(2):
         labels = torch.cat([batch["label"] for batch in loader])
         assert labels.tolist() == [index % 7 for index in range(20)]

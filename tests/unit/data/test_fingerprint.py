@@ -89,10 +89,7 @@ ALIKE = [
     [[1], [True], [1.0], ["1"]],
     [named_alike(lambda text: text.upper()), named_alike(lambda text: text.lower())],
     [named_alike(lambda x, by=1: x + by), named_alike(lambda x, by=2: x + by)],
-    [
-        named_alike(lambda xs: (lambda x: x + 1)(xs)),
-        named_alike(lambda xs: (lambda x: x + 2)(xs)),
-    ],
+    [named_alike(lambda xs: (lambda x: x + 1)(xs)), named_alike(lambda xs: (lambda x: x + 2)(xs))],
 ]
 
 

@@ -171,9 +171,7 @@ def test_every_sample_comes_once_from_the_node_that_keeps_it(sizes):
             part = samples[begin : begin + 7].tolist()
             came = [(sender, index) for sender, sent in enumerate(sends) for index in sent[reader]]
             assert all(owner[index] == nodes[sender] != nodes[reader] for sender, index in came)
-            assert {index: sender for sender, index in came} == plan.lenders(
-                reader, begin, begin + 7
-            )
+            assert {index: who for who, index in came} == plan.lenders(reader, begin, begin + 7)
             own = [index for index in part if owner[index] == nodes[reader]]
             assert sorted([index for _, index in came] + own) == sorted(part)
 

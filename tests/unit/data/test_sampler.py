@@ -215,9 +215,7 @@ def test_what_does_not_stay_is_fetched_ahead_into_a_window(opened):
         cached[index]
     before = cached.statistics()
     assert before.refused > 50
-    missing = [
-        index for index in range(200) if not cached._store.in_memory(cached._source.key(index))
-    ]
+    missing = [n for n in range(200) if not cached._store.in_memory(cached._source.key(n))]
     for index in missing:
         cached._source.bring(index)  # as the process that fetches ahead does
         assert cached[index].tolist() == [index] * 10_000

@@ -104,10 +104,7 @@ def test_dry_run_shows_ranks_and_variables(capfd, monkeypatch):
         ("--netcheck h1,h2 python x.py", "with a command"),
         ("--netcheck h1,h2 -H h1:1", "with a command, --hosts"),
         ("--merge-timelines all.json", "no timelines to merge"),
-        (
-            "--merge-timelines all.json t.json",
-            "only t.json to merge into all.json; expected `aiaccrun",
-        ),
+        ("--merge-timelines all.json t.json", "only t.json to merge into all.json; expected"),
     ],
 )
 def test_wrong_use_is_explained(arguments, text, capfd):
@@ -129,9 +126,7 @@ def test_wrong_use_is_explained(arguments, text, capfd):
         ("AIACC_CROSS_RANK", "1", "0"),
     ],
 )
-def test_variables_that_contradict_the_launch_are_refused(
-    variable, value, expected, capfd, monkeypatch
-):
+def test_variables_that_contradict_the_launch(capfd, monkeypatch, variable, value, expected):
     monkeypatch.setenv(variable, value)
     assert main(["-np", "2", "true"]) == 2
     said = capfd.readouterr().err
