@@ -7,39 +7,12 @@ import pytest
 from aiacc.compression.buckets import choose_each, levels
 from aiacc.compression.choose import MARGIN, MIB, choose
 from aiacc.compression.codecs import BF16, NONE, parse
-from aiacc.compression.costs import EXCHANGES, FLAT, TWO_LEVEL, Speeds, predict
+from aiacc.compression.costs import EXCHANGES, TWO_LEVEL, Speeds, predict
 from tests.unit.compression.clusters import cluster
 
 ALL = tuple(parse(text) for text in ("bf16", "int8", "mstopk:density=0.01"))
 SPEEDS = {"bf16": Speeds(8e9, 8e9), "int8": Speeds(4e9, 2e9), "mstopk": Speeds(2e9, 5e8)}
-SLOW = dict.fromkeys(SPEEDS, Speeds(1e7, 1e7))
 GIGABIT = cluster(8, gbit=1)
-
-
-@pytest.mark.parametrize(
-    ("where", "allowed", "speeds", "codec", "exchange"),
-    [
-        (GIGABIT, ALL, SPEEDS, "mstopk", TWO_LEVEL),
-        (GIGABIT, ALL[:2], SPEEDS, "int8", TWO_LEVEL),
-        (GIGABIT, ALL[:1], SPEEDS, "bf16", TWO_LEVEL),
-        (cluster(8, gbit=10), ALL, SPEEDS, "bf16", TWO_LEVEL),
-        (cluster(8, gbit=400), ALL, SPEEDS, "none", TWO_LEVEL),
-        (cluster(1, 8, inside_gbit=1), ALL, SPEEDS, "none", TWO_LEVEL),
-        (cluster(300, gbit=1), ALL, SPEEDS, "int8", TWO_LEVEL),  # sparse codecs get long
-        (GIGABIT, ALL, SLOW, "none", TWO_LEVEL),
-        (GIGABIT, (), {}, "none", TWO_LEVEL),
-        (  # little data is gathered by all at once
-            cluster(2, 2, gbit=10, inside_gbit=1),
-            (parse("mstopk:density=0.001"),),
-            SPEEDS,
-            "mstopk:density=0.001",
-            FLAT,
-        ),
-    ],
-)
-def test_the_network_decides(where, allowed, speeds, codec, exchange):
-    chosen = choose(32 * MIB, where, speeds, allowed).chosen
-    assert (str(chosen.codec), chosen.exchange) == (codec, exchange)
 
 
 def test_others_have_to_save_the_margin():

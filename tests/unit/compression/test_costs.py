@@ -118,14 +118,6 @@ def test_coding_counts_what_is_read():
     assert predict(codec, 1000, where, FREE).coding_s == 0
 
 
-@pytest.mark.parametrize(
-    ("hosts", "value_bytes", "density"),
-    [(16, 4, 0.0625), (16, 2, 1 / 24), (64, 4, 0.015625), (64, 2, 1 / 96), (128, 4, 1 / 128)],
-)
-def test_break_even_density(hosts, value_bytes, density):
-    assert break_even_density(hosts, value_bytes) == pytest.approx(density)
-
-
 @pytest.mark.parametrize("hosts", [32, 50, 128])
 @pytest.mark.parametrize("cast", ["none", "bf16"])
 def test_at_the_break_even_density_bytes_are_equal(hosts, cast):

@@ -25,19 +25,6 @@ def gradients(seed, count):
     return [rng.integers(-1000, 1000, ZEROS.shape).astype(np.float32) for _ in range(count)]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_residual_loses_nothing_over_ranks_and_steps(seed):
-    ranks, k = 3, 1 + seed
-    left = [ZEROS] * ranks
-    sent = submitted = ZEROS
-    for step in range(STEPS):
-        for rank, gradient in enumerate(gradients((seed, step), ranks)):
-            decoded, left[rank] = feedback.residual(gradient, left[rank], largest(k))
-            assert np.count_nonzero(decoded) <= k
-            sent, submitted = sent + decoded, submitted + gradient
-    assert np.array_equal(sent + sum(left), submitted)
-
-
 @pytest.mark.parametrize("beta", [0.5, 1.0])
 def test_a_residual_keeps_the_sum_of_every_step(beta):
     for seed in SEEDS:
@@ -104,29 +91,6 @@ def test_what_is_known_of_a_gradient_contracts(seed):
         assert contribution is known
         assert np.square(gradient - known).sum() <= (1 - k / gradient.size) * error
     assert np.array_equal(known, gradient)
-
-
-def descended(step_of):
-    """Distance to the optimum after steps on the quadratics of three ranks.
-
-    Richtarik et al., "EF21", on f_i(x) = |x - b_i|^2 / 2: the sum of gradients is 0 at the mean of
-    all b_i, where those of single ranks are far from 0.
-    """
-    optima = [np.float32(b) for b in ([-9, 1, 2], [4, -8, 1], [2, 3, -7])]
-    x = np.array([5, 5, 5], np.float32)
-    state = [np.zeros(3, np.float32)] * 3
-    for _ in range(400):
-        contributions = []
-        for rank, optimum in enumerate(optima):
-            contribution, state[rank] = step_of(x - optimum, state[rank])
-            contributions.append(contribution)
-        x = x - np.float32(0.1) * np.mean(contributions, axis=0)
-    return float(np.linalg.norm(x - np.mean(optima, axis=0)))
-
-
-def test_ef21_finds_the_optimum_of_a_quadratic():
-    assert descended(lambda g, known: feedback.ef21(g, known, largest(1))) < 1e-4
-    assert descended(lambda g, state: (largest(1)(g), state)) > 0.1  # without feedback
 
 
 #: Each kind as a function of gradient and state, and what that state is.

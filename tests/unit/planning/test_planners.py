@@ -5,7 +5,6 @@ import itertools
 import random
 import tracemalloc
 
-import numpy as np
 import pytest
 
 from aiacc.planning import decoupled, graphs, models, planners
@@ -121,29 +120,6 @@ def test_plans_are_the_best_of_all_that_are_allowed(family):
     assert fewer > 10 or family == "constrained"
 
 
-def test_optimal_is_the_best_of_all_plans_of_more_tensors():
-    """By one recurrence for all of them."""
-    for problem in random_problems(1000, 1):
-        costs = [problem.costs_from(start) for start in range(len(problem))]
-        best = np.inf
-        for ends in every_plan(len(problem)):
-            free, start = 0.0, 0
-            for end in ends:
-                free = max(free, problem.ready[end - 1]) + costs[start][end - start - 1]
-                start = end
-            best = min(best, free)
-        best = max(best, problem.trace.compute_s)
-        assert planned("optimal", problem).predicted_s == pytest.approx(best, rel=1e-12)
-
-
-def test_the_counter_example_to_the_published_rule():
-    trace, cost = bursts((0, 85), (0.9, 1), (1.85, 1)), Affine(1.0, 0.01)
-    assert planners.plan("mgwfbp_paper", trace, cost).predicted_s == pytest.approx(3.72)
-    plan = planners.plan("optimal", trace, cost)
-    assert plan.predicted_s == plan.bound_s == pytest.approx(2.87)
-    assert plan.buckets == (("t0",), ("t1", "t2"))
-
-
 def test_decoupled_ends_before_its_proof_where_that_takes_too_long(monkeypatch):
     """As many labels as plans: two operations whose measured costs differ, and are no lines."""
     proven = 0
@@ -173,12 +149,6 @@ def test_decoupled_on_a_probed_network_needs_no_search(monkeypatch):
     for model in ("densenet201", "resnet50", "bert_base"):
         plan = planners.plan("decoupled", models.trace_of(model), Table(rows))
         assert plan.predicted_s <= plan.bound_s * (1 + decoupled.RESOLUTION)
-
-
-def test_the_prediction_of_decoupled_is_that_of_the_plan_with_fewer_startups():
-    trace, cost = bursts((0, 100), (1, 1), (3, 1)), Affine(1.0, 0.01)
-    plan = planners.plan("decoupled", trace, cost)
-    assert plan.predicted_s == pytest.approx(graphs.step_s([trace], plan, cost), rel=1e-9)
 
 
 # Kinds that take turns: tensors of several dtypes, or with several keys.
@@ -330,11 +300,6 @@ def test_thousands_of_tensors_need_no_matrix(name, count):
     finally:
         tracemalloc.stop()
     assert peak < count**2  # a byte for each bucket that there might be
-
-
-def test_where_communication_costs_nothing_one_bucket_is_as_good_as_any():
-    trace = models.trace_of("resnet50")
-    assert len(planners.plan("optimal_k", trace, Affine(0.0, 0.0)).buckets) == 1
 
 
 @pytest.mark.parametrize(

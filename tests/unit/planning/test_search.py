@@ -250,11 +250,6 @@ def test_a_planner_by_name_plans_once(wish, said):
     assert said in search.describe()
 
 
-def test_wishes():
-    for wish in ("auto", "optimal", "threshold(25)", "lanes(4)"):
-        assert check_wish(wish) == wish
-
-
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
@@ -268,6 +263,7 @@ def test_wishes():
     ids=lambda text: text[:20],
 )
 def test_wishes_that_nobody_grants(wish, said):
+    assert check_wish("threshold(25)") == "threshold(25)"
     with pytest.raises(ValueError, match=said) as raised:
         check_wish(wish)
     assert len(str(raised.value)) < 200
