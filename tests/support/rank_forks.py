@@ -8,6 +8,8 @@ that are started one by one do: what depends on the order of a set differs betwe
 from __future__ import annotations
 
 import atexit
+import contextlib
+import hashlib
 import os
 import pickle
 import socket
@@ -53,19 +55,31 @@ class ForkedRank:
 
 
 class _Parent:
-    """A process that forks ranks."""
+    """A process that forks ranks, for all processes of a test run that ask for the same."""
 
-    def __init__(self, framework: str, environment: Mapping[str, str]) -> None:
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            arguments = ["--fork", str(theirs.fileno()), *_MODULES[framework]]
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.rank_process", *arguments],
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+    def __init__(self, framework: str, seed: int, early: Mapping[str, str]) -> None:
+        """Connect to the process, after starting it if nobody has."""
+        what = repr((_RUN, framework, seed, sorted(early.items())))
+        address = f"\0ranks-{hashlib.sha256(what.encode()).hexdigest()}"
+        self.process: subprocess.Popen[bytes] | None = None
         self.codes: dict[int, int] = {}
+        self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        while self.control.connect_ex(address) != 0:
+            with (
+                contextlib.suppress(OSError),  # somebody else is starting it
+                socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
+            ):
+                listener.bind(address)
+                listener.listen(os.cpu_count() or 1)
+                self.control.connect(address)
+                arguments = ["--fork", str(listener.fileno()), *_MODULES[framework]]
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.support.rank_process", *arguments],
+                    env={**os.environ, **early},
+                    pass_fds=[listener.fileno()],
+                    start_new_session=True,
+                )
+                return
 
     def fork(self, environment: Mapping[str, str], address: str, module: str) -> ForkedRank:
         request = pickle.dumps((dict(environment), address, module))
@@ -78,7 +92,8 @@ class _Parent:
 
     def receive(self) -> tuple[int, int | None]:
         message = self.control.recv(MESSAGE_BYTES)
-        assert message, "the process that forks ranks has ended"
+        if not message:
+            raise ConnectionResetError("the process that forks ranks has ended")
         pid, status = pickle.loads(message)
         if status is not None:
             self.codes[pid] = os.waitstatus_to_exitcode(status)
@@ -94,14 +109,10 @@ class _Parent:
         finally:
             self.control.setblocking(True)
 
-    def end(self) -> None:
-        self.control.close()
-        self.process.wait()
 
-
-#: Each keeps a framework in memory. Those that were not used for the longest time end first.
-_MOST = 10
-_parents: dict[tuple[int, str, frozenset[tuple[str, str]]], _Parent] = {}
+#: Processes of pytest-xdist share what forks ranks.
+_RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"of {os.getpid()}"
+_parents: dict[tuple[str, int, frozenset[tuple[str, str]]], _Parent] = {}
 
 
 def fork(
@@ -116,14 +127,17 @@ def fork(
     if framework is None:
         return None
     early = {n: v for n, v in environment.items() if n.startswith(_READ_EARLY)}
-    key = number % _SEEDS, framework, frozenset(early.items())
-    parent = _parents.pop(key, None)
-    if parent is None:
-        if len(_parents) == _MOST:
-            _parents.pop(next(iter(_parents))).end()
-        parent = _Parent(framework, {**os.environ, **early})
-    _parents[key] = parent  # the last one now
-    return parent.fork(environment, address, function.__module__)
+    key = framework, number % _SEEDS, frozenset(early.items())
+    while True:
+        parent = _parents.get(key) or _Parent(framework, number % _SEEDS, early)
+        _parents[key] = parent
+        try:
+            return parent.fork(environment, address, function.__module__)
+        except ConnectionError:  # it ends with the last one that is connected to it
+            del _parents[key]
+            parent.control.close()
+            if parent.process is not None:
+                raise
 
 
 def _framework_of(function: Callable[..., Any]) -> str | None:
@@ -140,7 +154,7 @@ def _framework_of(function: Callable[..., Any]) -> str | None:
 
 def processes() -> set[str]:
     """Of this module, which stay from test to test."""
-    return {str(parent.process.pid) for parent in _parents.values()}
+    return {str(parent.process.pid) for parent in _parents.values() if parent.process}
 
 
 def descriptors() -> set[int]:
@@ -151,4 +165,7 @@ def descriptors() -> set[int]:
 @atexit.register
 def _end() -> None:
     for parent in _parents.values():
-        parent.end()
+        parent.control.close()
+    for parent in _parents.values():
+        if parent.process is not None:
+            parent.process.wait()

@@ -1,7 +1,7 @@
 """One rank of `tests.support.ranks.run_ranks`.
 
 python -m tests.support.rank_process ADDRESS    # runs the function that is sent there
-python -m tests.support.rank_process --fork SOCKET MODULE...    # forks ranks, see rank_forks.py
+python -m tests.support.rank_process --fork LISTENER MODULE...    # forks ranks, see rank_forks.py
 """
 
 from __future__ import annotations
@@ -47,29 +47,45 @@ def main(address: str) -> int:
     return 0 if outcome[0] == "result" else 1
 
 
-def fork_ranks(control: socket.socket, modules: Sequence[str]) -> int:
-    """Import the modules, fork a rank for each request, and tell how it ended; 0 at the end.
+def fork_ranks(listener: socket.socket, modules: Sequence[str]) -> int:
+    """Import the modules, fork a rank for each request, and tell how it ended.
 
     Requests are pickled (environment, address, module of the rank's function) with the rank's
     standard streams, replies pickled (pid, None) once it is the leader of a session, and (pid,
-    status of waitpid) when it has ended.
+    status of waitpid) when it has ended. Ends, with 0, when nobody is connected any more.
     """
     for name in modules:
         importlib.import_module(name)
     numpy = sys.modules.get("numpy")
-    ranks: dict[int, int] = {}  # by descriptor
+    clients: set[socket.socket] = set()
+    ranks: dict[int, tuple[int, socket.socket]] = {}  # by descriptor
     with selectors.DefaultSelector() as selector:
-        selector.register(control, selectors.EVENT_READ)
+        selector.register(listener, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fd in ranks:
+                if key.fileobj is listener:
+                    clients.add(client := listener.accept()[0])
+                    selector.register(client, selectors.EVENT_READ)
+                    continue
+                selected = ranks.pop(key.fd, None)
+                if selected is not None:
+                    pid, client = selected
                     selector.unregister(key.fd)
                     os.close(key.fd)
-                    control.send(pickle.dumps(os.waitpid(ranks.pop(key.fd), 0)))
+                    ended = os.waitpid(pid, 0)
+                    if client in clients:
+                        client.send(pickle.dumps(ended))
                     continue
-                message, streams, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 3)
+                assert isinstance(key.fileobj, socket.socket)
+                client = key.fileobj
+                message, streams, _, _ = socket.recv_fds(client, MESSAGE_BYTES, 3)
                 if not message:
-                    return 0
+                    clients.remove(client)
+                    selector.unregister(client)
+                    client.close()
+                    if not clients:
+                        return 0
+                    continue
                 environment, address, module = pickle.loads(message)
                 with contextlib.suppress(BaseException):  # the rank fails by it, and says so
                     importlib.import_module(module)
@@ -83,7 +99,8 @@ def fork_ranks(control: socket.socket, modules: Sequence[str]) -> int:
                         os.dup2(stream, number)
                     for descriptor in (*ranks, *streams, leads, tell):
                         os.close(descriptor)
-                    control.close()
+                    for connection in (listener, *clients):
+                        connection.close()
                     sys.argv[1:] = [address]
                     os.environ.clear()
                     os.environ.update(environment)
@@ -95,9 +112,9 @@ def fork_ranks(control: socket.socket, modules: Sequence[str]) -> int:
                 os.read(leads, 1)
                 os.close(leads)
                 descriptor = os.pidfd_open(pid)
-                ranks[descriptor] = pid
+                ranks[descriptor] = pid, client
                 selector.register(descriptor, selectors.EVENT_READ)
-                control.send(pickle.dumps((pid, None)))
+                client.send(pickle.dumps((pid, None)))
 
 
 if __name__ == "__main__":
