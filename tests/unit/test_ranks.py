@@ -82,18 +82,6 @@ def test_hang_names_the_ranks_and_shows_their_stacks():
     assert "--- rank 1" not in str(failure.value)
 
 
-def _not_importable():
-    raise AssertionError("never called")
-
-
-_not_importable.__qualname__ = "no_such_function"
-
-
-def test_function_that_cannot_be_imported_fails_at_once():
-    with pytest.raises(Exception, match="no_such_function"):
-        run_ranks(1, _not_importable)
-
-
 @pytest.mark.parametrize(("env", "outcome"), [({}, "1 skipped"), ({"AIACC_CI": "1"}, "1 failed")])
 def test_a_test_that_misses_something(env, outcome, tmp_path):
     # With the conftest of the tests, which clears the variable.

@@ -94,23 +94,49 @@ def table(stays=0, used=END - BEGIN, lap=3, last=0):
     ]
 
 
-def test_records_stay_until_the_room_for_that_is_full():
-    stay, window = table(stays=7168 - 1280)
-    assert admit([stay, window], 1280, "never") == Place(
-        0, LEAST - 1280, Segment(BEGIN, LEAST, LEAST, 1, 0)
-    )
-    assert admit([stay, window], 1281, "never") is None
-    assert admit([stay, window], 1280, "never", may_go=True).segment == 0
-    assert admit([stay, window], 64, "never", may_go=True, may_stay=False).segment == 1
+def window(used, lap=3, last=LEAST):
+    return Segment(BEGIN, END, used, lap, last)
 
 
-def test_the_window_is_written_to_its_end_and_then_over_the_oldest():
-    found = admit(table(stays=7168, used=7168 + 64, last=LEAST), 128, "never", may_go=True)
-    assert found == Place(1, LEAST + 64, Segment(BEGIN, END, LEAST + 192, 3, LEAST))
-    found = admit(table(stays=7168, used=8192 - 64, last=LEAST), 128, "never", may_go=True)
-    assert found == Place(1, LEAST, Segment(BEGIN, END, LEAST + 128, 4, LEAST))
-    assert admit(table(stays=7168, last=LEAST), 1024, "never", may_go=True) is not None
-    assert admit(table(stays=7168, last=LEAST), 1025, "never", may_go=True) is None
+def lru(*used, last):
+    rows = zip(range(0, 640 * len(used), 640), used, last, strict=True)
+    return [Segment(0, 0, 0, 1, 0)] + [
+        Segment(begin, begin + 640, begin + one, 1, tick) for begin, one, tick in rows
+    ]
+
+
+LRU = {"evict": "lru"}
+STAY = table(stays=7168 - 1280)
+FULL, GOES = table(stays=7168, last=LEAST), {"evict": "never", "may_go": True}
+
+
+@pytest.mark.parametrize(
+    ("segments", "size", "how", "place"),
+    [
+        # Records stay until the room for that is full.
+        (STAY, 1280, {}, Place(0, LEAST - 1280, Segment(BEGIN, LEAST, LEAST, 1, 0))),
+        (STAY, 1281, {}, None),
+        (STAY, 1280, GOES, Place(0, LEAST - 1280, Segment(BEGIN, LEAST, LEAST, 1, 0))),
+        # The window is written to its end, and then over the oldest.
+        (table(7168, 7168 + 64, 3, LEAST), 128, GOES, Place(1, LEAST + 64, window(LEAST + 192))),
+        (table(7168, 8192 - 64, 3, LEAST), 128, GOES, Place(1, LEAST, window(LEAST + 128, 4))),
+        (FULL, 1024, GOES, Place(1, LEAST, window(END, 4))),
+        (FULL, 1025, GOES, None),
+        # One that is overtaken goes on behind.
+        (
+            table(stays=4096, used=2048),
+            128,
+            GOES | {"may_stay": False},
+            Place(1, BEGIN + 6144, window(BEGIN + 6272, 3, BEGIN + 4096)),
+        ),
+        # lru empties what was used least recently.
+        (lru(640, 640, 640, last=[7, 5, 6]), 64, LRU, Place(2, 640, Segment(640, 1280, 704, 2, 5))),
+        (lru(640, 64, 640, last=[7, 5, 6]), 64, LRU, Place(2, 704, Segment(640, 1280, 768, 1, 5))),
+        (lru(640, 640, 640, last=[7, 5, 6]), 641, LRU, None),
+    ],
+)
+def test_where_a_record_goes(segments, size, how, place):
+    assert admit(segments, size, **{"evict": "never", **how}) == place
 
 
 def test_the_window_borrows_what_is_free_and_half_of_it_while_records_come_to_stay():
@@ -118,11 +144,6 @@ def test_the_window_borrows_what_is_free_and_half_of_it_while_records_come_to_st
     assert bottom(*table(stays=4096)) == BEGIN + 6144
     assert bottom(*table(stays=7000 // 64 * 64)) == LEAST
     assert bottom(*table(stays=4096, last=BEGIN + 4096)) == BEGIN + 4096  # none came for a lap
-
-
-def test_a_window_that_is_overtaken_goes_on_behind():
-    found = admit(table(stays=4096, used=2048), 128, "never", True, may_stay=False)
-    assert found == Place(1, BEGIN + 6144, Segment(BEGIN, END, BEGIN + 6272, 3, BEGIN + 4096))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -158,22 +179,6 @@ def test_no_two_records_that_are_there_overlap(seed):
                 at[block] == one for block in range(entry.begin, entry.begin + entry.size, 64)
             )
     assert passed > 250
-
-
-def lru(*used, last=None):
-    last = last or [0] * len(used)
-    rows = zip(range(0, 640 * len(used), 640), used, last, strict=True)
-    return [Segment(0, 0, 0, 1, 0)] + [
-        Segment(begin, begin + 640, begin + one, 1, tick) for begin, one, tick in rows
-    ]
-
-
-def test_lru_empties_what_was_used_least_recently():
-    found = admit(lru(640, 640, 640, last=[7, 5, 6]), 64, "lru")
-    assert found == Place(2, 640, Segment(640, 1280, 704, 2, 5))
-    found = admit(lru(640, 64, 640, last=[7, 5, 6]), 64, "lru")
-    assert found == Place(2, 704, Segment(640, 1280, 768, 1, 5))
-    assert admit(lru(640, 640, 640), 641, "lru") is None
 
 
 def test_what_is_free_in_the_index():

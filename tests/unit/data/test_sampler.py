@@ -130,14 +130,6 @@ def test_stateful_data_loader_of_torchdata(cached, workers, ahead):
     assert sorted(itertools.chain(*expected)) == list(range(24))
 
 
-def test_a_rank_keeps_its_own_indices_alone(cached):
-    (sampler,) = [one for one in ranks_of(cached, (4, 4)) if one._topology.rank == 5]
-    mine = list(sampler)
-    (kept,) = sampler._lists()
-    assert kept.tolist() == mine
-    assert len(mine) == len(sampler) == -(-len(cached) // 8)
-
-
 def test_distributed_sampler_of_torch(cached):
     read = []
     for rank in range(2):
