@@ -1,4 +1,9 @@
-"""Gradients that are given other memory, as Module.to does, while they travel and between steps."""
+"""Parameters and gradients that are given other memory, as Module.to does, and .data = does."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
 
 import pytest
 import torch
@@ -6,95 +11,205 @@ from torch import nn
 
 import aiacc.torch as hvd
 from tests.support.jobs import on_ranks
+from tests.support.learning.training import Recipe, Together, compare, distributed, train
+from tests.support.ranks import free_port
+
+SCHEDULES = {
+    "all_reduce": {},
+    "views": {"gradient_as_bucket_view": True},
+    "groups": {"num_groups": 1},
+    "decoupled": {"schedule": "decoupled", "bucket_bytes": 1000},
+}
+every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 
 
-def _net():
+def _net(memory_format=torch.contiguous_format):
+    """In float64, so that orders of sums, which memory formats change, are within tolerances."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.Flatten())
+    layers = nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.Flatten(1), nn.Linear(96, 8)
+    model = nn.Sequential(*layers, nn.Linear(8, 8))
+    return model.to(torch.float64, memory_format=memory_format)
 
 
-def _backward(model, step, rank):
-    generator = torch.Generator().manual_seed(10 * step + rank)
-    inputs = torch.randn(2, 3, 8, 8, generator=generator, dtype=model[0].weight.dtype)
-    model(inputs).pow(2).mean().backward()
+def _loss(model, rank, batch):
+    generator = torch.Generator().manual_seed(10 * batch + rank)
+    inputs = torch.randn(2, 3, 8, 8, generator=generator, dtype=torch.float64)
+    return model(inputs.to(model[0].weight.dtype)).pow(2).mean()
 
 
-def _scale(model):
+def _adam(parameters):
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def _sgd(parameters):
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9)
+
+
+def _channels_last(model):
+    model.to(memory_format=torch.channels_last)
+
+
+def _contiguous(model):
+    model.to(memory_format=torch.contiguous_format)
+
+
+def _other_format(model):
+    is_last = model[2].weight.is_contiguous(memory_format=torch.channels_last)
+    (_contiguous if is_last else _channels_last)(model)
+
+
+def _scale_parameters(model):
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 0.9
+
+
+def _scale_gradients(model):
     for parameter in model.parameters():
         parameter.grad.data = parameter.grad.data * 0.5
 
 
-_WAYS = {
-    "data": _scale,
-    "format": lambda model: model.to(memory_format=torch.channels_last),
-    "dtype": lambda model: model.double(),
-}
+def _squares(model):
+    shapes = ((p, p.shape) for p in model.parameters())
+    return [p for p, shape in shapes if len(shape) > 1 and shape[-1] == shape[-2]]
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"num_groups": 1}])
+def _transpose_parameters(model):
+    """The same memory in another form."""
+    for parameter in _squares(model):
+        parameter.data = parameter.data.mT
+
+
+def _transpose_gradients(model):
+    for parameter in _squares(model):
+        parameter.grad.data = parameter.grad.data.mT
+
+
+def _changed(change, when, set_to_none, training):
+    """Five steps of two passes each, with the change in the third."""
+    for step in range(5):
+        training.zero_grad(set_to_none)
+        for number in range(2):
+            training.backward(2 * step + number)
+            if (step, number, when) == (2, 0, "passes"):
+                training.change(change)
+        if (step, when) == (2, "synchronize"):
+            training.synchronize()
+            change(training.model)
+        training.step()
+        if (step, when) == (2, "step"):
+            change(training.model)
+
+
+@every_schedule
+@pytest.mark.parametrize(
+    ("when", "changes"),
+    [
+        ("step", [_channels_last, _contiguous, _scale_parameters, _transpose_parameters]),
+        ("passes", [_channels_last, _contiguous, _scale_gradients, _transpose_gradients]),
+        ("synchronize", [_scale_parameters, _transpose_parameters]),
+    ],
+)
 @on_ranks(2)
-def test_a_gradient_that_gets_other_memory_on_its_way_is_an_error(options):
-    """The core goes on with the memory that left, and every rank says what has happened."""
-    for change in _WAYS.values():
+def test_training_is_plain_with_other_memory_after(when, changes, schedule):
+    options = {"backward_passes_per_step": 2, **SCHEDULES[schedule]}
+    if when == "synchronize" and schedule != "decoupled":  # there gradients are on their way
+        changes = [*changes, _channels_last, _scale_gradients]
+    for change in changes:
+        before = torch.channels_last if change is _contiguous else torch.contiguous_format
+        for set_to_none in (True, False):
+            situation = partial(_changed, change, when, set_to_none)
+            recipe = Recipe(partial(_net, before), _adam, _loss)
+            compare(situation, recipe, exactly=False, **options)
+
+
+@every_schedule
+@pytest.mark.parametrize("change", [_other_format, _scale_gradients])
+@on_ranks(2)
+def test_gradients_that_get_other_memory_on_their_way_are_an_error(change, schedule):
+    """In the first step and in later ones, on every rank, and no parameter is changed."""
+
+    def moved(synchronizes, training):
+        if synchronizes:
+            training.optimizer.synchronize()
+        change(training.model)
+        training.step()
+
+    def steps(training):
+        for batch in range(3):
+            # Views keep their format when the step fails: they are changed once.
+            ways = {"decoupled": (False, True), "views": (False,) * (batch == 2)}
+            for synchronizes in ways.get(schedule, (False,)):
+                if isinstance(training, Together):
+                    training.backward(batch)
+                training.refused(partial(moved, synchronizes), "given other memory")
+                training.zero_grad(set_to_none=False)
+            training.backward(batch)
+            training.step()
+            training.zero_grad(set_to_none=False)
+
+    compare(steps, Recipe(_net, _sgd, _loss), exactly=False, **SCHEDULES[schedule])
+
+
+@every_schedule
+@pytest.mark.parametrize("set_to_none", [True, False])
+@on_ranks(2)
+def test_a_model_of_another_dtype_is_an_error(set_to_none, schedule):
+    def start():
         model = _net()
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options
-        )
-        for step in range(3):
-            optimizer.zero_grad(set_to_none="gradient_as_bucket_view" not in options)
-            _backward(model, step, hvd.rank())
-            if step == 2:
-                change(model)
-                with pytest.raises(ValueError, match="was given other memory between"):
-                    optimizer.step()
-            else:
-                optimizer.step()
+        optimizer = distributed(model, _sgd(model.parameters()), **SCHEDULES[schedule])
+        training = train(Together(model, optimizer, _loss), [0])
+        training.zero_grad(set_to_none)
+        return training
+
+    training = start()
+    training.backward(2)
+    training.model.float()
+    with pytest.raises(ValueError, match=r"given other memory|is now of torch.float32"):
+        training.optimizer.step()
+    if schedule == "views":
+        training = start()
+        training.model.float()
+        with pytest.raises(ValueError, match=r"is of torch.float32 on cpu now \(expected torch"):
+            training.backward(2)
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
-@pytest.mark.parametrize("way", ["data", "format"])
+class _Assigns(torch.optim.SGD):
+    """Gives what it updates other memory, and its gradient too."""
+
+    is_elementwise = True
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.data = parameter.grad.data.clamp(-0.01, 0.01)
+                    parameter.data = parameter.data - group["lr"] * parameter.grad
+
+
+@every_schedule
 @on_ranks(2)
-def test_between_steps_gradients_may_get_other_memory(way, options):
-    results = []
-    for alone in (True, False):
-        model = _net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        if not alone:
-            optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
-        for step in range(6):
-            optimizer.zero_grad(set_to_none=False)
-            if alone:
-                for rank in range(hvd.size()):
-                    _backward(model, step, rank)
-                for parameter in model.parameters():
-                    parameter.grad /= hvd.size()
-            else:
-                _backward(model, step, hvd.rank())
-                optimizer.synchronize()
-            if step == 3:
-                _WAYS[way](model)
-            if alone:
-                optimizer.step()
-            else:
-                with optimizer.skip_synchronize():
-                    optimizer.step()
-        results.append([parameter.detach() for parameter in model.parameters()])
-    for expected, found in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected)
+def test_an_optimizer_that_gives_its_parameters_other_memory(schedule):
+    recipe = Recipe(_net, lambda parameters: _Assigns(parameters, lr=0.5), _loss)
+    training = compare(partial(train, batches=range(4)), recipe, **SCHEDULES[schedule])
+    assert not torch.equal(training.model[0].weight, _net()[0].weight)
 
 
-@pytest.mark.parametrize("keep", [True, False])
+@every_schedule
+@pytest.mark.parametrize("port", [free_port()], ids=["port"])
 @on_ranks(2)
-def test_views_of_a_model_of_another_dtype_are_an_error(keep):
-    model = _net()
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        model.named_parameters(),
-        gradient_as_bucket_view=True,
-    )
-    _backward(model, 0, hvd.rank())
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=not keep)
-    model.double()
-    with pytest.raises(ValueError, match=r"is of torch.float64 on cpu now \(expected torch"):
-        _backward(model, 1, hvd.rank())
+def test_a_new_job_of_a_model_in_another_format(port, schedule):
+    """Formats of another job are those of its model, for the state as well."""
+
+    def two_jobs(training):
+        train(training, range(3))
+        if isinstance(training, Together):
+            training.state()  # collected for the next job
+            _channels_last(training.model)
+            hvd.barrier()
+            hvd.shutdown()
+            os.environ["AIACC_ADDR"] = f"127.0.0.1:{port}"
+            hvd.init()
+        train(training, range(3, 6))
+
+    compare(two_jobs, Recipe(_net, _adam, _loss), exactly=False, **SCHEDULES[schedule])
