@@ -25,6 +25,7 @@ from tests.parallel.kfac.kfac_training import (
     trained,
     training,
 )
+from tests.support.jobs import on_ranks
 from tests.support.learning.training import flat
 from tests.support.ranks import run_ranks
 
@@ -121,27 +122,19 @@ def test_sets_train_as_their_members_together_over_every_engine(launcher, engine
     run_ranks(3, _in_sets, engine, solves, kinds, wanted, launcher=launcher, env=env)
 
 
-@in_job
-def _count_bytes():
-    nets = {"net": {}, "tokens": {"model": token_net, "loss": loss_of_tokens}}
-    found = {}
-    for solve in (CHOLESKY, EIGH):
-        for name, changes in nets.items():
-            made = {key: one() if key == "model" else one for key, one in changes.items()}
-            _, kfac = trained(distribution="mpd", solve=solve, **made)
-            found[solve, name] = kfac.report().nbytes["inverses"]
-    return found
-
-
+@on_ranks(2)
 def test_eigenvectors_and_values_travel_whole_and_diagonals_as_they_are():
     """In float64: d x d + d of a matrix, d of a diagonal."""
-    found = run_ranks(2, _count_bytes)
-    total = {key: sum(one[key] for one in found) for key in found[0]}
+
+    def sent(**options):
+        _, kfac = trained(distribution="mpd", **options)
+        return sum(hvd.allgather_object(kfac.report().nbytes["inverses"]))
+
     # A and G of conv, of both groups of grouped, of hidden and of head.
     dims = [10, 4, 18, 18, 2, 2, 17, 16, 17, 5]
-    assert total[EIGH, "net"] == 8 * sum(d * d + d for d in dims)
-    assert total[EIGH, "net"] == 2 * total[CHOLESKY, "net"]
-    assert total[EIGH, "tokens"] == 8 * (11 + sum(d * d + d for d in (6, 19, 5)))
+    assert sent(solve=EIGH) == 8 * sum(d * d + d for d in dims) == 2 * sent(solve=CHOLESKY)
+    of_tokens = sent(solve=EIGH, model=token_net(), loss=loss_of_tokens)
+    assert of_tokens == 8 * (11 + sum(d * d + d for d in (6, 19, 5)))
 
 
 class _Sometimes(torch.nn.Module):
@@ -187,8 +180,8 @@ def test_a_layer_that_some_ranks_use_gets_the_factors_of_those():
     np.testing.assert_allclose(two[0]["body A"], alone["body A"], rtol=1e-5)
 
 
-@in_job
-def _scale_and_accumulate():
+@on_ranks(2)
+def test_scaled_and_accumulated_gradients_are_preconditioned_alike():
     found = []
     for scaled, passes in ((False, 1), (True, 1), (False, 2), (True, 2)):
         model = net()
@@ -219,18 +212,14 @@ def _scale_and_accumulate():
         assert (kfac.report().dropped > 0) == scaled
         found.append(flat(model).numpy())
     assert np.isfinite(found).all()
-    return found
-
-
-def test_scaled_and_accumulated_gradients_are_preconditioned_alike():
-    plain, scaled, accumulated, both = run_ranks(2, _scale_and_accumulate)[0]
+    plain, scaled, accumulated, both = found
     np.testing.assert_allclose(accumulated, plain, rtol=1e-7)
     np.testing.assert_allclose(both, scaled, rtol=1e-7)
     assert not np.allclose(scaled, plain)  # one step was left out
 
 
-@in_job
-def _disagree():
+@on_ranks(2)
+def test_ranks_that_differ_are_told_so():
     model, rank = net(), hvd.rank()
     sgd = torch.optim.SGD(model.parameters(), 0.1)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
@@ -280,7 +269,3 @@ def _disagree():
     kfac.step()
     after = model.conv.weight.grad
     assert torch.equal(hvd.broadcast(after, 0), after)
-
-
-def test_ranks_that_differ_are_told_so():
-    run_ranks(2, _disagree)

@@ -11,6 +11,7 @@ from torch import nn
 import aiacc.torch as hvd
 from aiacc.torch.kfac import buckets
 from tests.parallel.kfac.kfac_training import in_job
+from tests.support.jobs import on_ranks
 from tests.support.ranks import run_ranks
 
 LAYERS, STEPS = 3, 3
@@ -97,8 +98,8 @@ def _train_by(fusion, kind, steps=8):
     return model, kfac.report().together, optimizer
 
 
-@in_job
-def _fuse():
+@on_ranks(2)
+def test_a_plan_of_recorded_steps_fuses_factors_and_gradients_and_changes_no_result():
     for kind in ("replicate", "mpd", "spd"):
         model, together, optimizer = _train_by("optimal", kind)
         assert sorted(name for names in together for name in names) == sorted(
@@ -111,7 +112,3 @@ def _fuse():
             assert len(plain.unplanned) == 2 * LAYERS
             for one, two in zip(model.parameters(), other.parameters(), strict=True):
                 torch.testing.assert_close(one, two)
-
-
-def test_a_plan_of_recorded_steps_fuses_factors_and_gradients_and_changes_no_result():
-    run_ranks(2, _fuse)

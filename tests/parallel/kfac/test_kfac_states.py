@@ -23,6 +23,7 @@ from tests.parallel.kfac.kfac_training import (
     take_steps,
     training,
 )
+from tests.support.jobs import on_ranks
 from tests.support.learning.training import flat
 from tests.support.ranks import run_ranks
 
@@ -43,8 +44,8 @@ def _loss(model, rank, step):
     return model(torch.randn(8, 4, generator=generator)).square().mean()
 
 
-@in_job
-def _layers_of_two_dtypes():
+@on_ranks(2)
+def test_preconditioned_gradients_of_two_dtypes_travel_together():
     found = []
     for kind in ("replicate", "kaisa:0.5"):
         model = _TwoDtypes()
@@ -54,22 +55,14 @@ def _layers_of_two_dtypes():
         torch.testing.assert_close(ours, wanted)
 
 
-def test_preconditioned_gradients_of_two_dtypes_travel_together():
-    run_ranks(2, _layers_of_two_dtypes)
-
-
-@in_job
-def _nothing_to_own():
+@on_ranks(2)
+def test_a_rank_that_owns_no_layer_is_not_told_that_it_builds_no_factor():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3))
     both = training(model, **EVERY_STEP, distribution="dp")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         take_steps(model, *both, _loss, range(3))
-
-
-def test_a_rank_that_owns_no_layer_is_not_told_that_it_builds_no_factor():
-    run_ranks(2, _nothing_to_own)
 
 
 @in_job
@@ -116,8 +109,9 @@ def test_a_checkpoint_goes_on_at_another_number_of_ranks():
             np.testing.assert_allclose(ours[name], one, rtol=1e-8, atol=1e-12)
 
 
-@in_job
-def _lose_an_inverse(solve):
+@pytest.mark.parametrize("solve", ["cholesky", "eigh"])
+@on_ranks(2)
+def test_a_factor_without_an_inverse_keeps_the_last_one_on_every_rank(solve):
     """A of `conv` has none in the last step, on its owner; of dimension 10 is no other factor."""
     model = net()
     optimizer, kfac = training(model, **EVERY_STEP, distribution="mpd", solve=solve)
@@ -140,13 +134,9 @@ def _lose_an_inverse(solve):
     assert all(one.isfinite().all() for one in model.parameters())
 
 
-@pytest.mark.parametrize("solve", ["cholesky", "eigh"])
-def test_a_factor_without_an_inverse_keeps_the_last_one_on_every_rank(solve):
-    run_ranks(2, _lose_an_inverse, solve)
-
-
-@in_job
-def _load_in_the_middle_of_a_step(kind):
+@pytest.mark.parametrize("kind", ["replicate", "spd"])
+@on_ranks(2)
+def test_what_was_on_its_way_when_a_state_was_loaded_does_not_count(kind):
     found = []
     for passes in (0, 1, 2):
         model = net()
@@ -168,13 +158,10 @@ def _load_in_the_middle_of_a_step(kind):
         torch.testing.assert_close(one, found[0])
 
 
-@pytest.mark.parametrize("kind", ["replicate", "spd"])
-def test_what_was_on_its_way_when_a_state_was_loaded_does_not_count(kind):
-    run_ranks(2, _load_in_the_middle_of_a_step, kind)
-
-
-@in_job
-def _start_anew(kind, load):
+@pytest.mark.parametrize("load", [False, True])
+@pytest.mark.parametrize("kind", ["spd", "kaisa:0.5"])
+@on_ranks(2)
+def test_ranks_stay_alike_in_a_job_that_starts_anew(kind, load):
     model = net()
     optimizer, kfac = training(model, **EVERY_STEP | {"inverse_every": 3}, distribution=kind)
     quick, slow = (Polynomial(seconds, 0.0, 0.0) for seconds in (1e-9, 1.0))
@@ -194,9 +181,3 @@ def _start_anew(kind, load):
                 assert kfac.state_dict()["factors"].keys() == state["factors"].keys()
     everyones = hvd.allgather(flat(model).reshape(1, -1))
     assert torch.equal(everyones[0], everyones[1])
-
-
-@pytest.mark.parametrize("load", [False, True])
-@pytest.mark.parametrize("kind", ["spd", "kaisa:0.5"])
-def test_ranks_stay_alike_in_a_job_that_starts_anew(kind, load):
-    run_ranks(2, _start_anew, kind, load)

@@ -7,7 +7,7 @@ import torch
 
 import aiacc.torch as hvd
 from aiacc.optim import LAMB, LARS, AdamSGD, interpolation, linear_decay
-from tests.support.ranks import run_ranks
+from tests.support.jobs import on_ranks
 
 STEPS = 6
 
@@ -49,8 +49,8 @@ def _trained(optimizer_of, distribute, parts, part):
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def _all_schedules():
-    hvd.init()
+@on_ranks(2)
+def test_as_one_process_with_all_the_data():
     rank, size = hvd.rank(), hvd.size()
 
     def distributed(**options):
@@ -73,12 +73,11 @@ def _all_schedules():
         return distributed(schedule="decoupled", model=model)(optimizer, model)
 
     torch.testing.assert_close(_trained(_hybrid, decoupled, size, rank), alone)
-    hvd.shutdown()
 
 
-def _added_group():
+@on_ranks(2)
+def test_all_of_a_group_that_is_added_is_reduced():
     """Matrix and bias of a group become two groups; the ranks reduce the gradients of both."""
-    hvd.init()
     rank, size = hvd.rank(), hvd.size()
     for options in ({}, {"op": hvd.Adasum}):
         first, last = torch.nn.Linear(6, 4), torch.nn.Linear(4, 3)
@@ -95,16 +94,11 @@ def _added_group():
         for parameter in (*first.parameters(), *last.parameters()):
             everyones = hvd.allgather(parameter.detach()[None])
             assert torch.equal(everyones, everyones[:1].expand_as(everyones)), options
-    hvd.shutdown()
 
 
-def test_all_of_a_group_that_is_added_is_reduced():
-    run_ranks(2, _added_group)
-
-
-def _resumed():
+@on_ranks(2)
+def test_a_scheduler_goes_on_after_a_state_was_loaded():
     """A scheduler of the wrapped optimizer sets the rates that a loaded one steps with."""
-    hvd.init()
     for options in ({}, {"op": hvd.Adasum}, {"schedule": "decoupled"}):
         model = _model()
         wrapped = _hybrid(model)
@@ -123,12 +117,3 @@ def _resumed():
                 optimizer.load_state_dict(optimizer.state_dict())
         rates = [group["lr"] for group in optimizer.param_groups]
         assert rates == pytest.approx([0.02 * (1 - 2 / STEPS)] * len(rates)), options
-    hvd.shutdown()
-
-
-def test_a_scheduler_goes_on_after_a_state_was_loaded():
-    run_ranks(2, _resumed)
-
-
-def test_as_one_process_with_all_the_data():
-    run_ranks(2, _all_schedules)

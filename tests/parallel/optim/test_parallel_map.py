@@ -15,6 +15,7 @@ import aiacc.torch as hvd
 from aiacc.collectives import objects
 from aiacc.exceptions import CollectiveError, MismatchError
 from aiacc.torch.parallel.mapping import MEASURED
+from tests.support.jobs import on_ranks
 from tests.support.ranks import run_ranks
 
 #: Calls of which the last one follows a decision.
@@ -68,8 +69,8 @@ def _sent():
         yield sizes
 
 
-def _maps():
-    hvd.init()
+@on_ranks(1, pytest.param(2, marks=pytest.mark.nightly), 3)
+def test_parallel_map():
     rank, size = hvd.rank(), hvd.size()
     tensors = _tensors()
     for function in (_inverse, _odd):
@@ -110,7 +111,6 @@ def _maps():
     if size == 3:
         _on_two_of_three(rank)
         _errors(rank)
-    hvd.shutdown()
 
 
 def _on_two_of_three(rank):
@@ -199,11 +199,6 @@ def _errors(rank):
     _check(tensors, _inverse, name="bad", divide=True)  # the job goes on
 
 
-@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.nightly), 3])
-def test_parallel_map(size):
-    run_ranks(size, _maps)
-
-
 def _says_so():
     hvd.init()
     for _ in range(KNOWN):
@@ -218,19 +213,12 @@ def test_the_first_rank_says_what_was_decided(capfd):
     assert capfd.readouterr().err.count(f"aiacc: said: {reason}\n") == 1
 
 
-def _one_dies(victim):
-    hvd.init()
-
+@on_ranks(3, missing=[0])
+def test_a_rank_that_dies_is_an_error_on_the_others():
     def function(tensor):
-        if hvd.rank() == victim and len(tensor) == 64:
+        if hvd.rank() == 0 and len(tensor) == 64:
             os._exit(7)
         return tensor
 
-    with pytest.raises(CollectiveError, match=f"rank {victim}"):
+    with pytest.raises(CollectiveError, match="rank 0"):
         hvd.parallel_map(_tensors(), function, name="dies", divide=True)
-    return True
-
-
-def test_a_rank_that_dies_is_an_error_on_the_others():
-    results = run_ranks(3, _one_dies, 0, missing=[0])
-    assert results[1:] == [True, True]

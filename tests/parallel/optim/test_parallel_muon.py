@@ -8,11 +8,12 @@ import torch
 
 import aiacc.torch as hvd
 from examples import parallel_muon
-from tests.support.ranks import run_example, run_ranks
+from tests.support.jobs import on_ranks
+from tests.support.ranks import run_example
 
 
-def _same_bits():
-    hvd.init()
+@on_ranks(2)
+def test_the_same_bits_as_torch():
     shapes = [(8, 8), (24, 8), (8, 24), (5, 7), (1, 3)]
     for divide in (True, None):
         for options in ({}, {"nesterov": False, "adjust_lr_fn": "match_rms_adamw", "ns_steps": 3}):
@@ -36,11 +37,6 @@ def _same_bits():
     model = parallel_muon.train(16, 5, divide=True)
     everyones = hvd.allgather_object([p.tolist() for p in model.parameters()])
     assert all(one == everyones[0] for one in everyones)
-    hvd.shutdown()
-
-
-def test_the_same_bits_as_torch():
-    run_ranks(2, _same_bits)
 
 
 def test_it_learns_and_says_what_it_decided():
