@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import io
 import os
@@ -18,9 +19,9 @@ from aiacc.planning.trace import Trace
 from aiacc.torch.recorder import StepRecorder
 from tests.support.jobs import on_ranks
 from tests.support.learning.training import distributed
-from tests.support.ranks import run_ranks
 
 STEPS = WARM_UP + COUNTED
+_in_job = functools.partial(on_ranks, starts=False)
 
 
 def _net():
@@ -37,10 +38,11 @@ def _step(model, optimizer, passes=1):
     optimizer.step()
 
 
-def _begin(path):
-    os.environ["AIACC_PROFILE"] = str(path)
-    torch.set_num_threads(1)
+def _begin(folder):
+    """Join a job that writes into ``folder``; the first file."""
+    os.environ["AIACC_PROFILE"] = str(folder / "net.json")
     hvd.init()
+    return folder / "net.json"
 
 
 def _start(model=None, **options):
@@ -49,29 +51,29 @@ def _start(model=None, **options):
     return model, distributed(model, torch.optim.SGD(model.parameters(), 0.1), **options)
 
 
+def _take(steps, model, optimizer, passes=1):
+    for _ in range(steps):
+        _step(model, optimizer, passes)
+
+
+def _trace(path):
+    hvd.barrier()
+    return Trace.decode(path.read_text())
+
+
 def _sizes(path):
     """Bytes of the gradients in a profile, by name."""
-    return {tensor.name: tensor.bytes for tensor in Trace.decode(path.read_text()).tensors}
+    return {tensor.name: tensor.bytes for tensor in _trace(path).tensors}
 
 
-def _profiled(path, steps, members=None):
-    _begin(path)
-    process_set = hvd.add_process_set(members) if members else hvd.global_process_set
-    model, optimizer = _start(process_set=process_set, backward_passes_per_step=2)
-    for _ in range(steps):
-        _step(model, optimizer, passes=2)
-    hvd.barrier()  # those outside the set wait for its members
-    hvd.shutdown()
-
-
+@_in_job(1, 2)
 def test_a_job_writes_its_steps(tmp_path):
-    run_ranks(2, _profiled, tmp_path / "net.json", STEPS)
-    trace = Trace.decode((tmp_path / "net.json").read_text())
+    path = _begin(tmp_path)
+    _take(STEPS, *_start(backward_passes_per_step=2), passes=2)
+    trace = _trace(path)
     assert trace.source == "measured"
     assert trace.model == "net"
-    assert _sizes(tmp_path / "net.json") == {
-        name: 4 * p.numel() for name, p in _net().named_parameters()
-    }
+    assert _sizes(path) == {name: 4 * p.numel() for name, p in _net().named_parameters()}
     order = [tensor.name.split(".")[0] for tensor in trace.tensors]
     assert order == sorted(order, reverse=True)  # the last layer's come first
     need = {tensor.name.split(".")[0]: tensor.need_s for tensor in trace.tensors}
@@ -79,45 +81,43 @@ def test_a_job_writes_its_steps(tmp_path):
     assert trace.tensors[0].ready_s >= trace.forward_s > 0
 
 
-@pytest.mark.parametrize(("ranks", "members"), [(1, None), (3, [1, 2])])
-def test_one_rank_writes_one_too_and_others_have_no_part_in_that_of_a_set(tmp_path, ranks, members):
-    run_ranks(ranks, _profiled, tmp_path / "net.json", STEPS, members)
-    assert len(_sizes(tmp_path / "net.json")) == 6
+@_in_job(3)
+def test_ranks_outside_a_process_set_have_no_part_in_its_profile(tmp_path):
+    path = _begin(tmp_path)
+    process_set = hvd.add_process_set([1, 2])
+    _take(STEPS if process_set.included() else 3, *_start(process_set=process_set))
+    assert len(_sizes(path)) == 6
 
 
+@_in_job(2)
 def test_too_few_steps_write_nothing(tmp_path):
-    run_ranks(2, _profiled, tmp_path / "net.json", STEPS - 1)
-    assert not (tmp_path / "net.json").exists()
-
-
-def _starts_anew(path, steps):
-    """The second rank is a worker that has come anew, with an optimizer that has done nothing."""
-    _begin(path)
-    for start in range(2):
-        if start == 0 or hvd.rank() == 1:
-            model, optimizer = _start()
-        for _ in range(steps if start == 0 else STEPS + 3):
-            _step(model, optimizer)
-        if start == 0:
-            hvd.shutdown()
-            path.unlink(missing_ok=True)
-            hvd.init()
+    path = _begin(tmp_path)
+    _take(STEPS - 1, *_start())
     hvd.shutdown()
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("steps", [STEPS - 8, STEPS + 3])
+@_in_job(2)
 def test_a_job_that_starts_anew_writes_its_steps_anew(tmp_path, steps):
-    run_ranks(2, _starts_anew, tmp_path / "net.json", steps)
-    assert len(_sizes(tmp_path / "net.json")) == 6
+    """The second rank is a worker that has come anew, with an optimizer that has done nothing."""
+    path = _begin(tmp_path)
+    both = _start()
+    _take(steps, *both)
+    hvd.shutdown()
+    path.unlink(missing_ok=True)
+    hvd.init()
+    _take(STEPS + 3, *(_start() if hvd.rank() == 1 else both))
+    assert len(_sizes(path)) == 6
 
 
-def _dropped(path):
-    _begin(path)
+@_in_job(1, 2)
+def test_an_optimizer_that_is_dropped_leaves_nothing(tmp_path):
+    _begin(tmp_path)
     hooks = nn.modules.module._global_forward_hooks
     before = len(hooks)
     model, optimizer = _start()
-    for _ in range(STEPS - 8):
-        _step(model, optimizer)
+    _take(STEPS - 8, model, optimizer)
     gone = weakref.ref(model)
     gc.collect()
     gc.disable()  # nothing may wait for it
@@ -128,47 +128,32 @@ def _dropped(path):
     del model
     assert gone() is None
     assert "was not written: 5 steps (expected 13)" in said.getvalue()
-    hvd.shutdown()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_an_optimizer_that_is_dropped_leaves_nothing(tmp_path, ranks):
-    run_ranks(ranks, _dropped, tmp_path / "net.json")
-
-
-def _joins_early(path):
-    _begin(path)
-    model, optimizer = _start()
-    for _ in range(STEPS + 3 if hvd.rank() == 0 else 5):
-        _step(model, optimizer)
+@_in_job(2)
+def test_a_join_before_the_last_recorded_step_ends_it(tmp_path):
+    path, both = _begin(tmp_path), _start()
+    _take(STEPS + 3 if hvd.rank() == 0 else 5, *both)
     with pytest.warns(UserWarning, match="a rank joined before 13 steps"):
         hvd.join()
-    for _ in range(STEPS):
-        _step(model, optimizer)
+    _take(STEPS, *both)
     hvd.shutdown()
+    assert not path.exists()
 
 
-def test_a_join_before_the_last_recorded_step_ends_it(tmp_path):
-    run_ranks(2, _joins_early, tmp_path / "net.json")
-    assert not (tmp_path / "net.json").exists()
-
-
-def _two_models(path):
-    _begin(path)
-    both = [_start(), _start(nn.Linear(3, 1))]
-    for _ in range(STEPS):
-        for model, optimizer in both:
-            _step(model, optimizer)
-    hvd.shutdown()
-
-
+@_in_job(2)
 def test_a_second_optimizer_has_a_file_of_its_own(tmp_path):
-    run_ranks(2, _two_models, tmp_path / "net.json")
-    assert [len(_sizes(tmp_path / name)) for name in ("net.json", "net.2.json")] == [6, 2]
+    path = _begin(tmp_path)
+    first, second = _start(), _start(nn.Linear(3, 1))
+    for _ in range(STEPS):
+        _step(*first)
+        _step(*second)
+    assert [len(_sizes(one)) for one in (path, tmp_path / "net.2.json")] == [6, 2]
 
 
-def _sparse(path):
-    _begin(path)
+@_in_job(1, 2)
+def test_sparse_gradients_are_in_no_profile(tmp_path):
+    path = _begin(tmp_path)
     model = nn.ModuleDict({"rows": nn.Embedding(5, 3, sparse=True), "net": _net()})
     for sparse_as_dense in (False, True):
         _, optimizer = _start(model, sparse_as_dense=sparse_as_dense)
@@ -177,19 +162,14 @@ def _sparse(path):
             model["net"](model["rows"](torch.tensor([0, 2]))).sum().backward()
             optimizer.step()
         del optimizer
-    hvd.shutdown()
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_sparse_gradients_are_in_no_profile(tmp_path, ranks):
-    run_ranks(ranks, _sparse, tmp_path / "net.json")
     names = {f"net.{name}" for name, _ in _net().named_parameters()}
-    assert set(_sizes(tmp_path / "net.json")) == names
+    assert set(_sizes(path)) == names
     assert set(_sizes(tmp_path / "net.2.json")) == names | {"rows.weight"}
 
 
-def _others(path):
-    _begin(path)
+@_in_job(1)
+def test_optimizers_that_have_no_profile_say_so(tmp_path):
+    _begin(tmp_path)
     for arguments, of in (
         ({"schedule": "decoupled"}, "schedule='decoupled'"),
         ({"op": hvd.Adasum}, "op=Adasum"),
@@ -199,11 +179,6 @@ def _others(path):
         with pytest.warns(UserWarning, match=f"no profile is written .* with {of}") as told:
             hvd.DistributedOptimizer(sgd, model.named_parameters(), model=model, **arguments)
         assert told[0].filename == __file__
-    hvd.shutdown()
-
-
-def test_optimizers_that_have_no_profile_say_so(tmp_path):
-    run_ranks(1, _others, tmp_path / "net.json")
 
 
 @on_ranks(2)

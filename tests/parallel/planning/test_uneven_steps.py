@@ -39,42 +39,30 @@ def _retries(model, optimizer, odd):
     optimizer.step(closure)
 
 
-def _refused(model, optimizer, odd):
+def _refused(model, optimizer, odd, step=None, scale=lambda loss: loss):
     """All was reduced, but not to the liking of this rank, which leaves the batch out."""
     optimizer.zero_grad()
-    _forward(model).backward()
+    scale(_forward(model)).backward()
     if odd:
         model[2].weight.grad.mul_(1.0)  # it has left
         with pytest.raises(ValueError, match="was written to between backward"):
-            optimizer.synchronize()
-        return
-    optimizer.synchronize()
-    with optimizer.skip_synchronize():
-        optimizer.step()
+            (step or optimizer.synchronize)()
+    elif step is None:
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    else:
+        step()
 
 
 def _refused_in_step(model, optimizer, odd):
-    optimizer.zero_grad()
-    _forward(model).backward()
-    if odd:
-        model[2].weight.grad.mul_(1.0)
-        with pytest.raises(ValueError, match="was written to between backward"):
-            optimizer.step()
-        return
-    optimizer.step()
+    _refused(model, optimizer, odd, optimizer.step)
 
 
 def _refused_for_scaler(model, optimizer, odd):
     """The same where a scaler synchronises."""
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    optimizer.zero_grad()
-    scaler.scale(_forward(model)).backward()
-    if odd:
-        model[2].weight.grad.mul_(1.0)
-        with pytest.raises(ValueError, match="was written to between backward"):
-            scaler.step(optimizer)
-        return
-    scaler.step(optimizer)
+    _refused(model, optimizer, odd, lambda: scaler.step(optimizer), scaler.scale)
 
 
 def _left_out(model, optimizer, odd):
