@@ -11,7 +11,7 @@ from torch import nn
 import aiacc.torch as hvd
 from aiacc.autotune import tuner
 from aiacc.compression import buckets as buckets_of_a_job
-from aiacc.compression.codecs import BF16, NONE, Cast, MSTopK, Quantised
+from aiacc.compression.codecs import BF16, NONE, MSTopK, Quantised
 from aiacc.compression.watch import CHOSEN, CompressionWatch
 from aiacc.torch import auto_compression
 from tests.support.jobs import on_ranks
@@ -334,18 +334,3 @@ def test_it_waits_for_the_number_of_lanes():
     searches[0] = False
     job.settle()
     assert job.found._chosen
-
-
-@on_ranks(1)
-def test_buckets_of_the_user_are_refused():
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for options, text in (
-        ({"groups": 2}, "compression='auto' with plan, groups"),
-        ({"op": hvd.Adasum}, r"op=Adasum with compression='auto' \(expected none, fp16 or bf16"),
-        ({"schedule": "decoupled", "model": model}, r"decoupled' with compression='auto' "),
-    ):
-        with pytest.raises(ValueError, match=text):
-            hvd.DistributedOptimizer(optimizer, compression="auto", **options)
-    feedback = hvd.DistributedOptimizer(optimizer, compression="auto").feedback
-    assert isinstance(feedback.policy.codec, Cast)

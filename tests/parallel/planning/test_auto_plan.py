@@ -72,17 +72,6 @@ def test_training_is_the_same_whatever_is_tried(plan, view):
 
 
 @on_ranks(2)
-def test_the_first_rank_says_what_was_found():
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
-        train(start("single"), range(20))
-    line = (
-        r"aiacc: plan='single': single with 1 bucket predicted .* s \(before: no plan .* s a step"
-    )
-    assert len(re.findall(line, said.getvalue())) == (1 if hvd.rank() == 0 else 0)
-
-
-@on_ranks(2)
 def test_ranks_that_join_early_count_anew():
     training = start()
     model, optimizer = training.model, training.optimizer
@@ -167,9 +156,11 @@ def test_steps_that_have_changed_are_planned_anew():
         assert optimizer.plan_phase == "record"
         train(training, range(STEPS))
     assert optimizer.plan_phase == "watch"
-    if hvd.rank() == 0:
-        assert re.search(r"plan='auto': steps take .* s now; planning anew", said.getvalue())
-        assert len(re.findall(r"aiacc: plan='auto': .* \(before: ", said.getvalue())) == 2
+    if hvd.rank() > 0:
+        assert said.getvalue() == ""
+        return
+    assert re.search(r"plan='auto': steps take .* s now; planning anew", said.getvalue())
+    assert len(re.findall(r"aiacc: plan='auto': .* \(before: ", said.getvalue())) == 2
 
 
 @on_ranks(3)
@@ -251,18 +242,6 @@ def test_a_missing_gradient_is_told_once():
         train(training, [0])
     torch.testing.assert_close(head.weight.detach(), before)
     train(training, [1])  # said once
-
-
-@on_ranks(1)
-def test_what_cannot_be_planned():
-    for arguments, text in (
-        ({"plan": "best"}, "plan='best' .expected 'auto', a planner"),
-        ({"groups": 2}, "plan and groups are given"),
-        ({"op": hvd.Adasum}, "op=Adasum with groups, a plan"),
-        ({"schedule": "decoupled"}, "plan='auto' with schedule='decoupled'"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            start(**arguments)
 
 
 @on_ranks(1)

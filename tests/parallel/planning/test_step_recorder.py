@@ -94,18 +94,6 @@ def test_what_is_computed_again_begins_no_step(reentrant):
     assert len(step.needed) == (0 if reentrant else 6)
 
 
-def test_hooks_are_taken_away_at_the_end():
-    model = _net()
-    sgd = torch.optim.SGD(model.parameters(), 0.1)
-    recorder = StepRecorder(list(model.named_parameters()))
-    _step(model, sgd)
-    recorder.step_done()
-    recorder.detach()
-    _step(model, sgd)
-    recorder.step_done()
-    assert len(recorder.traces("net")) == 1
-
-
 def test_what_is_frozen_or_unused_leaves_last():
     model = _net()
     model[0].bias.requires_grad_(False)

@@ -11,14 +11,9 @@ import tensorflow as tf
 import aiacc.keras as for_keras
 import aiacc.tensorflow as hvd
 from aiacc.planning.plan import Plan
-from aiacc.tensorflow.planned import Division, divided, names_of, unknown_in
+from aiacc.tensorflow.planned import Division, divided, names_of
 
 PLAN = Plan("mine", (("d", "c"), ("b", "a")))
-
-
-def test_whole_buckets_come_in_the_order_of_the_plan():
-    names = ["a", "b", "c", "d", "e"]
-    assert divided(PLAN, names, range(5), ()) == Division([[3, 2], [1, 0], [4]], [], ["e"])
 
 
 def test_a_bucket_without_all_its_dense_gradients_is_none():
@@ -26,14 +21,6 @@ def test_a_bucket_without_all_its_dense_gradients_is_none():
     assert divided(PLAN, names, [0, 1, 3], ()) == Division([[1, 0], [3]], ["c"], [])
     assert divided(PLAN, names, range(4), {0}) == Division([[3, 2], [0], [1]], ["a"], [])
     assert divided(PLAN, names, [], ()) == Division([], ["d", "b"], [])
-
-
-def test_names_that_a_plan_has_and_the_variables_have_not():
-    assert unknown_in(PLAN, ["a", "b", "c", "d", "e"]) == ""
-    assert "plan has 2 gradients that the optimizer lacks, 'c' for one" in unknown_in(
-        PLAN, ["a", "b"]
-    )
-    assert "'a' for one" in unknown_in(PLAN, [])
 
 
 def test_variables_are_called_by_their_paths_or_names_and_numbered():

@@ -27,12 +27,6 @@ def test_sums_of_parts_give_the_statistics_of_the_whole(parts, masked):
     np.testing.assert_allclose(variance, values.var(0, dtype=np.float64), rtol=1e-4)
 
 
-def test_statistics_of_another_axis():
-    mean, variance = statistics_of(local_sums(tf.constant(BATCH), [0, 2]))
-    np.testing.assert_allclose(mean, BATCH.mean((0, 2), dtype=np.float64), rtol=1e-6)
-    np.testing.assert_allclose(variance, BATCH.var((0, 2), dtype=np.float64), rtol=1e-4)
-
-
 def test_statistics_of_nothing_are_zeros():
     for mask in (None, np.zeros([7, 5], bool)):
         batch = tf.zeros([0, 5, 3]) if mask is None else tf.constant(BATCH)

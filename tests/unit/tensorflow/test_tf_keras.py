@@ -42,20 +42,6 @@ def test_a_distributed_optimizer_is_like_the_one_in_it(make):
         hvd_keras.DistributedOptimizer(wrapped)
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS)
-def test_it_gets_the_state(make):
-    variables = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)]
-    plain = make()
-    for value in (1.0, 2.0):
-        plain.apply_gradients([(tf.fill(v.shape, value), v) for v in variables])
-    wrapped = hvd.DistributedOptimizer(plain)
-    take_state(wrapped, variables)
-    assert int(wrapped.iterations) == 2
-    for new, old in zip(wrapped.variables(), plain.variables(), strict=True):
-        assert new is not old
-        assert new.numpy().tolist() == old.numpy().tolist()
-
-
 def test_state_for_other_variables_is_refused():
     plain = tf_keras.optimizers.Adam()
     plain.build([tf.Variable([1.0])])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 import aiacc
 import aiacc.torch as hvd
 from aiacc.collectives import handles
+from aiacc.planning.plan import Plan
 from aiacc.process_sets import ProcessSet
 from aiacc.torch.reducer.plan import numbered
 
@@ -203,6 +205,8 @@ def test_state_survives_pickling_of_the_state_dict():
     wrapped.load_state_dict(pickle.loads(pickle.dumps(copy.deepcopy(wrapped.state_dict()))))
 
 
+PLAN = Plan("mine", (("1.bias", "1.weight"), ("0.bias", "0.weight")))
+#: Options, of which ... stands for the model, or its parameters with their names.
 MISTAKES = [
     ({"backward_passes_per_step": 0}, r"backward_passes_per_step=0 \(expected at least 1\)"),
     ({"gradient_predivide_factor": 2.0, "op": 1}, r"op=Sum \(expected op=Average\)"),
@@ -219,6 +223,37 @@ MISTAKES = [
     ({"named_parameters": [torch.ones(1)]}, r"\(name, parameter\)"),
     ({"named_parameters": []}, r"leaves out 4 of the optimizer's 4"),
     ({"process_set": ProcessSet([0])}, "not registered"),
+    *(
+        ({**what, "groups": 2}, text)
+        for what, text in (
+            ({"plan": "auto"}, "plan and groups are given"),
+            ({"plan": PLAN}, "plan and groups are given"),
+            ({"compression": "auto"}, "compression='auto' with plan, groups"),
+        )
+    ),
+    *(
+        ({"plan": plan, "op": hvd.Adasum}, "op=Adasum with groups, a plan")
+        for plan in ("auto", PLAN)
+    ),
+    ({"plan": "best"}, "plan='best' .expected 'auto', a planner"),
+    ({"plan": Path("plan.json")}, r"plan=PosixPath\('plan.json'\) \(expected a Plan"),
+    (
+        {"plan": Plan("x", (("0.weight", "head"),)), "named_parameters": ...},
+        "plan has 1 gradient that .* 'head' for one",
+    ),
+    ({"plan": Plan("x", PLAN.buckets, schedule="decoupled")}, "plan with schedule 'decoupled'"),
+    (
+        {"compression": "auto", "op": hvd.Adasum},
+        r"op=Adasum with compression='auto' \(expected none, fp16 or bf16",
+    ),
+    *(
+        ({**what, "schedule": "decoupled", "model": ...}, text)
+        for what, text in (
+            ({"plan": "auto"}, "plan='auto' with schedule='decoupled'"),
+            ({"plan": {"buckets": []}}, r"plan={'buckets': \[\]} \(expected a Plan"),
+            ({"compression": "auto"}, r"decoupled' with compression='auto' "),
+        )
+    ),
     ({"backward_passes_per_step": 1.5}, r"per_step=1\.5 \(expected a whole number\); pass an int"),
     ({"backward_passes_per_step": "2"}, r"backward_passes_per_step='2' \(expected a whole"),
     ({"gradient_predivide_factor": 0.0}, r"predivide_factor=0\.0 \(expected a finite number that"),
@@ -235,8 +270,11 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("options", "text"), MISTAKES)
 def test_mistakes_are_explained(options, text):
+    model = _model()
+    own = {"model": model, "named_parameters": model.named_parameters()}
+    options = {name: own[name] if given is ... else given for name, given in options.items()}
     with pytest.raises(ValueError, match=text):
-        hvd.DistributedOptimizer(torch.optim.SGD(_model().parameters(), 0.1), **options)
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), **options)
 
 
 @pytest.mark.parametrize("make", [dict, lambda named: _model(), lambda named: nn.Linear(2, 2)])

@@ -11,7 +11,7 @@ from torch import nn
 import aiacc.torch as hvd
 from aiacc.kfac import inverses
 from aiacc.kfac.precondition import gradient_matrix, write_gradient
-from aiacc.torch.kfac.solvers import CHOLESKY, EIGH, SOLVERS
+from aiacc.torch.kfac.solvers import CHOLESKY, EIGH
 from tests.unit.torch.kfac_steps import (
     BATCH,
     assert_same,
@@ -35,42 +35,6 @@ def _check_step(model, kfac, seen, damping=0.1, **how):
     }
     assert_same(gradients_of(model), wanted)
     return before
-
-
-@pytest.mark.parametrize("solve", SOLVERS)
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: (nn.Linear(3, 4), torch.randn(6, 3).double()),
-        lambda: (nn.Conv2d(2, 4, 3, groups=2), torch.randn(3, 2, 5, 5).double()),
-        lambda: (nn.Embedding(7, 3), torch.tensor([0, 2, 2, 5])),
-    ],
-    ids=["linear", "grouped", "embedding"],
-)
-def test_the_damping_of_each_step_counts_in_layers_of_all_kinds(make, solve):
-    """Eigenvectors serve for several steps, and the damping of each is added to the product."""
-    torch.manual_seed(0)
-    module, inputs = make()
-    every = 10 if solve == EIGH else 1
-    model, sgd, kfac = training(
-        nn.Sequential(module).double(),
-        solve=solve,
-        inverse_every=every,
-        damping=lambda step: 0.1 * (1 + step),
-    )
-    for step in range(3):
-        sgd.zero_grad()  # the same factors and gradients
-        model(inputs).pow(2).sum().backward()
-        before = gradient_matrix(module)
-        kfac.step()
-        matrices = [*kfac.state_dict()["factors"].values(), before, gradient_matrix(module)]
-        if isinstance(module, nn.Conv2d):
-            assert all(len(one) == 2 for one in matrices)
-        else:
-            matrices = [[one] for one in matrices]
-        for a, g, gradient, found in zip(*matrices, strict=True):
-            torch.testing.assert_close(found, solved(a, g, gradient, 0.1 * (1 + step), solve))
-    assert kfac.report().inverse_steps == (1 if solve == EIGH else 3)
 
 
 def test_the_length_of_a_step_is_bounded():
