@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 
 import pytest
@@ -16,48 +18,57 @@ SUMMARY = re.compile(
     r"on (\d) rank\(s\)$",
     re.MULTILINE,
 )
-STEPS = 60
 #: A model that has learned nothing has a loss of log 128 = 4.85.
 LEARNED = 4.0
 #: KiB of 437,888 float32.
 DENSE_KIB = 437_888 * 4 / 1024
 
 
-def _summary(launcher, size, *options, env=None):
-    steps = ("--steps", str(STEPS))
-    ended = run_example(launcher, size, "compressed_text.py", *steps, *options, env=env)
-    ((loss, compression, kib, ranks),) = SUMMARY.findall(ended.stdout)
+def _summary(said, size):
+    ((loss, compression, kib, ranks),) = SUMMARY.findall(said)
     assert int(ranks) == size
-    assert float(loss) < LEARNED
-    return compression, float(kib)
-
-
-def _at_night(*values):
-    return pytest.param(*values, marks=pytest.mark.nightly)
+    return float(loss), compression, float(kib)
 
 
 @pytest.mark.parametrize(
-    ("launcher", "size"),
-    [("aiaccrun", 2), _at_night("python", 1), _at_night("mpirun", 2), _at_night("torchrun", 2)],
+    ("launcher", "size", "codec"),
+    [
+        ("aiaccrun", 2, "mstopk:density=0.01"),
+        *(
+            pytest.param(launcher, size, "none", marks=pytest.mark.nightly)
+            for launcher, size in [("python", 1), ("mpirun", 2), ("torchrun", 2)]
+        ),
+    ],
 )
-def test_under_every_launcher(launcher, size):
-    assert _summary(launcher, size)[0] == "none"
+def test_under_every_launcher(launcher, size, codec):
+    options = ("--steps", "60", "--compression", codec)
+    env = {"AIACC_ENGINE": "tcp"}
+    ended = run_example(launcher, size, "compressed_text.py", *options, env=env)
+    loss, compression, kib = _summary(ended.stdout, size)
+    assert loss < LEARNED
+    assert compression == codec
+    assert kib < DENSE_KIB * (1.01 if codec == "none" else 0.05)
+
+
+def _said(codec):
+    hvd.init()
+    text = torch.arange(10_000) % compressed_text.SYMBOLS
+    compressed_text.load_text = lambda: compressed_text.Text(text, text)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        compressed_text.train(compressed_text.parse(["--steps", "12", "--compression", codec]))
+    hvd.shutdown()
+    return said.getvalue()
 
 
 @pytest.mark.parametrize(
     ("codec", "share"),
     # Of codecs tables of less than 16,384 elements, and biases, stay float32: 3 % of all.
     # Of the chooser's choice is only known that it ends.
-    [
-        ("int8", 0.28),
-        ("mstopk:density=0.01", 0.05),
-        _at_night("bf16", 0.52),
-        _at_night("auto:bf16+int8", 2.0),
-    ],
+    [("bf16", 0.52), ("int8", 0.28), ("auto:bf16+int8", 2.0)],
 )
 def test_codecs_send_less(codec, share):
-    engine = {"AIACC_ENGINE": "tcp"}
-    compression, kib = _summary("aiaccrun", 2, "--compression", codec, env=engine)
+    said, _ = run_ranks(2, _said, codec, env={"AIACC_ENGINE": "tcp"})
+    _, compression, kib = _summary(said, 2)
     assert compression == codec
     assert kib < share * DENSE_KIB
 
@@ -75,6 +86,7 @@ def test_bad_options_are_named(option, value, said, capsys):
     assert said in str(ended.value) + capsys.readouterr().err
 
 
+@pytest.mark.nightly  # reads 23 MB of Python
 def test_text_is_ascii_and_long():
     text = compressed_text.load_text()
     assert len(text.train) > 10 * len(text.held_out) > 100_000
