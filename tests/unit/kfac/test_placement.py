@@ -14,6 +14,7 @@ from aiacc.kfac.costs import (
     packed_bytes,
 )
 from aiacc.kfac.placement import place
+from aiacc.kfac.shares import Shares
 from aiacc.kfac.stage import StageCosts, StageModel, stage
 from aiacc.planning.cost import ALL_GATHER, BROADCAST, Affine
 from aiacc.planning.simulate import Activity, simulate
@@ -254,3 +255,22 @@ def test_of_many_equal_factors_as_many_get_owners_as_if_every_number_were_tried(
     numbers = [(*every[:n], *(None,) * (count - n)) for n in range(count + 1)]
     best = min(stage(dims, owners, 4, costs).finish_s for owners in numbers)
     assert place(dims, 4, costs).finish_s <= best * 1.01
+
+
+def test_shares_are_those_of_the_rank_with_most():
+    rng = random.Random(1)
+    for _ in range(30):
+        count, ranks = rng.randint(1, 12), rng.randint(1, 4)
+        owners = [rng.choice([None, *range(ranks)]) for _ in range(count)]
+        sizes = [float(rng.randint(1, 9)) for _ in range(count)]
+        shares = Shares(owners, sizes)
+
+        def most(start, end, owners=owners, sizes=sizes, ranks=ranks):
+            return max(
+                sum(sizes[n] for n in range(start, end) if owners[n] == rank)
+                for rank in range(ranks)
+            )
+
+        for end in [*range(1, count + 1), *rng.choices(range(1, count + 1), k=4)]:
+            expected = [most(start, end) for start in range(end)]
+            np.testing.assert_array_equal(shares.most(end), expected)

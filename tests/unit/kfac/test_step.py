@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from aiacc.kfac import methods
 from aiacc.kfac.costs import Polynomial
 from aiacc.kfac.methods import D_KFAC, MPD_KFAC, SPD_KFAC, Model, ours, run
 from aiacc.kfac.modelled import factor_names, is_factor, kfac_trace
@@ -15,14 +14,12 @@ from aiacc.kfac.step import (
     NETWORK,
     PER_TENSOR,
     Costs,
-    bulk_buckets,
     hiding,
     plan_buckets,
     simulated,
     step,
 )
 from aiacc.kfac.timeline import timeline_of
-from aiacc.planning import planners
 from aiacc.planning.cost import ALL_REDUCE, REDUCE_SCATTER, Affine
 from aiacc.planning.models import MODELS, modelled
 from aiacc.planning.models.kronecker import layers_of
@@ -155,17 +152,6 @@ def test_factors_of_owners_are_reduced_for_half_of_the_bytes():
     assert ends == sorted(ends)
 
 
-def test_buckets_in_bulk():
-    trace = resnet50()
-    buckets = bulk_buckets(trace, COSTS)
-    sizes = {tensor.name: tensor.bytes for tensor in trace.tensors}
-    assert len(buckets) == 5
-    assert all(sum(sizes[n] for n in bucket.tensors) >= 64 << 20 for bucket in buckets[:-1])
-    assert sum(bucket.seconds for bucket in buckets) == pytest.approx(
-        5 * COSTS.fused.a + COSTS.fused.b * 4 * (62_348_671 + 14_618_356)
-    )
-
-
 @pytest.mark.parametrize("fusion", [HOROVOD, INTERLEAVED])
 def test_a_share_that_hides_nothing_leaves_all_exposed(fusion):
     trace = trace_of(random.Random(3))
@@ -186,18 +172,6 @@ def test_shares_are_checked():
         dataclasses.replace(COSTS, overlap=1.5)
 
 
-def test_no_part_of_ours_makes_the_step_longer():
-    model = Model("ResNet-50", MODELS["resnet50"].parameters(), 0.132, 0.2115)
-    for overlap in (0.0, 0.5, 1.0):
-        costs = dataclasses.replace(COSTS, overlap=overlap)
-        neither = ours(model, costs, reduces=False, gathers=False).step.seconds
-        for reduces, gathers in ((True, False), (False, True), (True, True)):
-            found = ours(model, costs, reduces=reduces, gathers=gathers)
-            assert found.step.seconds <= neither
-            assert everything(model.trace, found.buckets)
-        assert found.step.seconds <= run(SPD_KFAC, model, costs).step.seconds
-
-
 def test_one_rank_has_no_owners():
     model = Model("net", network(random.Random(4)), 0.1, 0.1)
     free = Affine(0.0, 0.0)
@@ -206,13 +180,6 @@ def test_one_rank_has_no_owners():
     for found in (run(D_KFAC, model, costs), run(MPD_KFAC, model, costs), ours(model, costs)):
         assert found.step.seconds == pytest.approx(0.2 + inversions)
     assert set(found.owners) == {None}
-
-
-def test_a_step_of_sgd_has_no_factors():
-    parameters = MODELS["resnet50"].parameters()
-    model = Model("ResNet-50", parameters, 0.132, 0.2115)
-    plan = planners.plan(HOROVOD, modelled("ResNet-50", parameters, 0.132), COSTS.fused)
-    assert methods.sgd_s(model, COSTS) == pytest.approx(plan.predicted_s)
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.3, 1.0])
