@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -34,14 +32,14 @@ STEPS = 6
 COSTS = StageCosts(Polynomial(1e-4, 0.0, 1e-6), Affine(2e-3, 1e-9), gathered=True)
 
 
-def net() -> nn.Module:
+def net():
     """Layers of all kinds, one of them with groups, one without bias, one used twice."""
     torch.manual_seed(0)
     return _Net().double()
 
 
 class _Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(1, 4, 3)
         self.grouped = nn.Conv2d(4, 4, 3, groups=2, bias=False)
@@ -49,25 +47,24 @@ class _Net(nn.Module):
         self.norm = nn.LayerNorm(16)
         self.head = nn.Linear(16, 5)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images):
         found = self.grouped(self.conv(images).relu()).flatten(1)
         found = self.hidden(self.hidden(found).tanh()).tanh()
-        out: torch.Tensor = self.head(self.norm(found))
-        return out
+        return self.head(self.norm(found))
 
 
-def token_net() -> nn.Module:
+def token_net():
     """An embedding, of whose entries some are in no batch, and a linear layer."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Embedding(11, 6), nn.Flatten(), nn.Linear(18, 5)).double()
 
 
-def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+def loss_of(model, rank, step):
     """Of a rank's batch."""
     return loss_of_all(model, [rank], step)
 
 
-def loss_of_all(model: nn.Module, ranks: Sequence[int], step: int) -> torch.Tensor:
+def loss_of_all(model, ranks, step):
     """Of the batches of several ranks as one."""
     images, labels = [], []
     for rank in ranks:
@@ -77,7 +74,7 @@ def loss_of_all(model: nn.Module, ranks: Sequence[int], step: int) -> torch.Tens
     return nn.functional.cross_entropy(model(torch.cat(images)), torch.cat(labels))
 
 
-def loss_of_tokens(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+def loss_of_tokens(model, rank, step):
     """Of a rank's batch, for `token_net`."""
     generator = torch.Generator().manual_seed(100 * step + rank)
     tokens = torch.randint(0, 9, (8, 3), generator=generator)
@@ -85,11 +82,11 @@ def loss_of_tokens(model: nn.Module, rank: int, step: int) -> torch.Tensor:
     return nn.functional.cross_entropy(model(tokens), labels)
 
 
-def in_job(function: Callable[..., Any]) -> Callable[..., Any]:
+def in_job(function):
     """``function`` between `init` and `shutdown`, on one thread as ranks of a full machine are."""
 
     @functools.wraps(function)
-    def call(*args: object) -> object:
+    def call(*args):
         torch.set_num_threads(1)
         hvd.init()
         result = function(*args)
@@ -99,12 +96,7 @@ def in_job(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def training(
-    model: nn.Module,
-    process_set: hvd.ProcessSet = hvd.global_process_set,
-    momentum: float = 0.0,
-    **options: object,
-) -> tuple[Any, hvd.KFAC]:
+def training(model, process_set=hvd.global_process_set, momentum=0.0, **options):
     """The distributed optimizer of a model, and its KFAC with `settings`."""
     sgd = torch.optim.SGD(model.parameters(), LR, momentum=momentum)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), process_set=process_set)
@@ -115,13 +107,7 @@ def training(
 EVERY_STEP = {"factor_every": 1, "inverse_every": 1}
 
 
-def take_steps(
-    model: nn.Module,
-    optimizer: Any,
-    kfac: hvd.KFAC,
-    loss: Callable[[nn.Module, int, int], torch.Tensor],
-    steps: Iterable[int],
-) -> None:
+def take_steps(model, optimizer, kfac, loss, steps):
     """Train on this rank's batches of these numbers."""
     for step in steps:
         optimizer.zero_grad()
@@ -130,13 +116,7 @@ def take_steps(
         optimizer.step()
 
 
-def trained(
-    process_set: hvd.ProcessSet = hvd.global_process_set,
-    *,
-    model: nn.Module | None = None,
-    loss: Callable[[nn.Module, int, int], torch.Tensor] = loss_of,
-    **options: object,
-) -> tuple[torch.Tensor, hvd.KFAC]:
+def trained(process_set=hvd.global_process_set, *, model=None, loss=loss_of, **options):
     """Parameters of `net` or ``model`` after `STEPS` steps as one of the ranks, and its KFAC.
 
     They are the same on all ranks of the set to the last bit.
@@ -152,7 +132,7 @@ def trained(
     return ours, kfac
 
 
-def settings(changes: Mapping[str, object]) -> dict[str, object]:
+def settings(changes):
     """Options of KFAC."""
     return {
         "damping": DAMPING,
@@ -166,32 +146,19 @@ def settings(changes: Mapping[str, object]) -> dict[str, object]:
 
 
 def expected(
-    ranks: Sequence[int],
-    sources: Mapping[str, Sequence[int]] | None = None,
-    loss: Callable[[nn.Module, int, int], torch.Tensor] = loss_of,
-    *,
-    model: nn.Module | None = None,
-    solve: str = "cholesky",
-    damping: Callable[[int], float] = lambda _: DAMPING,
-) -> torch.Tensor:
+    ranks, sources=None, loss=loss_of, *, model=None, solve="cholesky", damping=lambda _: DAMPING
+):
     """Parameters that `ranks` together should have.
 
-    Args:
-        ranks: Whose data is used.
-        sources: By layer, the ranks of whose data factors are built; all, if not given.
-        loss: Of a rank's batch.
-        model: `net`, if not given.
-        solve: See KFAC.
-        damping: By the number of the step.
+    ``sources`` has by layer the ranks of whose data factors are built, if not of all.
     """
     model = net() if model is None else model
     layers = {name: module for name, module in model.named_modules() if why_not(module) is None}
     sgd = torch.optim.SGD(model.parameters(), LR, momentum=0.9)
-    means: dict[str, list[torch.Tensor | None]] = {name: [None, None] for name in layers}
-    inverses: dict[str, list[Any]] = {}
+    means, inverses = {name: [None, None] for name in layers}, {}
     for step in range(STEPS):
         sgd.zero_grad()
-        new: dict[str, list[torch.Tensor]] = {}
+        new = {}
         for rank in ranks:
             seen = _watched(layers, lambda rank=rank, step=step: loss(model, rank, step), ranks)
             for name, (inputs, gradients) in seen.items():
@@ -202,10 +169,7 @@ def expected(
                     sum(input_factor(module, one) for one in inputs) / uses,
                     sum(gradient_factor(module, one) for one in gradients),
                 ]
-                before = new.get(name)
-                new[name] = (
-                    both if before is None else [x + y for x, y in zip(before, both, strict=True)]
-                )
+                new[name] = [x + y for x, y in zip(new.get(name, (0, 0)), both, strict=True)]
         if step % FACTOR_EVERY == 0:
             for name, both in new.items():
                 number = len((sources or {}).get(name, ranks))
@@ -232,16 +196,14 @@ def expected(
     return flat(model)
 
 
-def owners(ranks: int) -> dict[str, tuple[int, ...]]:
+def owners(ranks):
     """By layer of `net`, the ranks of whose samples `dp` builds factors."""
     layers, _ = factored(net(), [])
     plan = distribute("dp", [layer.described for layer in layers], ranks, COSTS)
     return {layer.name: layer.a.inverted_by for layer in plan.layers}
 
 
-def _preconditioned(
-    gradient: torch.Tensor, inverses: list[Any] | None, solve: str, damping: float
-) -> torch.Tensor:
+def _preconditioned(gradient, inverses, solve, damping):
     if inverses is None:
         return gradient
     if solve == "eigh":
@@ -249,14 +211,12 @@ def _preconditioned(
     return by_inverses(gradient, *inverses)
 
 
-def _watched(
-    layers: Mapping[str, nn.Module], loss: Callable[[], torch.Tensor], ranks: Sequence[int]
-) -> dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]]:
+def _watched(layers, loss, ranks):
     """Inputs and gradients of outputs of each layer in a pass; gradients of parameters add up."""
-    seen: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    seen = {}
 
-    def watch(name: str) -> Callable[[nn.Module, tuple[torch.Tensor], torch.Tensor], None]:
-        def hook(_: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+    def watch(name):
+        def hook(_, inputs, output):
             seen.setdefault(name, ([], []))[0].append(inputs[0].detach())
             output.register_hook(lambda gradient: seen[name][1].append(gradient * len(ranks)))
 
