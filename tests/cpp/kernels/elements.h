@@ -64,6 +64,31 @@ void visit_dtype(DataType dtype, Visit visit) {
   }
 }
 
+/// An element as a number, and the other way round.
+template <class T>
+double number_of(T value) {
+  if constexpr (kIs16Bit<T>) {
+    return static_cast<double>(static_cast<float>(value));
+  } else if constexpr (std::is_same_v<T, Bool>) {
+    return value.bits;
+  } else {
+    return static_cast<double>(value);
+  }
+}
+
+template <class T>
+T element_of(double value) {
+  if constexpr (kIs16Bit<T>) {
+    return T::from(static_cast<float>(value));
+  } else if constexpr (std::is_same_v<T, Bool>) {
+    return {static_cast<std::uint8_t>(value)};
+  } else if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(static_cast<std::int64_t>(value));
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
 inline std::vector<DataType> all_dtypes() {
   std::vector<DataType> dtypes;
   for (int i = 0; i < kDataTypes; ++i) {

@@ -3,6 +3,8 @@
 #include "csrc/kernels/lars.h"
 
 #include <cstddef>
+#include <cstring>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -31,25 +33,28 @@ TEST(LarsThreadsTest, ChangeNoBit) {
   for (unsigned i = 0; i < 60; ++i) {
     counts.push_back(4096 + i);
   }
-  std::vector<std::vector<float>> values[4][3];
-  std::vector<LarsTensor> tensors[4];
-  for (const unsigned threads : {1U, 2U, 4U}) {
-    auto& mine = values[threads - 1];
+  // Weights and momenta after a step.
+  const auto stepped = [&](unsigned threads) {
+    std::vector<std::vector<float>> weights, gradients, momenta;
+    std::vector<LarsTensor> tensors;
     for (const std::size_t count : counts) {
-      for (unsigned kind = 0; kind < 3; ++kind) {
-        mine[kind].push_back(numbers(count, kind + 1));
-      }
-      tensors[threads - 1].push_back(
-          {mine[0].back().data(), mine[1].back().data(), mine[2].back().data(), count});
+      weights.push_back(numbers(count, 1));
+      gradients.push_back(numbers(count, 2));
+      momenta.push_back(numbers(count, 3));
+      tensors.push_back(
+          {weights.back().data(), gradients.back().data(), momenta.back().data(), count});
     }
-    lars_steps(tensors[threads - 1], usual, threads);
-    ASSERT_EQ(values[0][0], mine[0]) << threads;
-    ASSERT_EQ(values[0][2], mine[2]) << threads;
-  }
+    lars_steps(tensors, usual, threads);
+    return std::pair(weights, momenta);
+  };
+  const auto expected = stepped(1);
+  ASSERT_EQ(expected, stepped(2));
+  ASSERT_EQ(expected, stepped(4));
   std::vector<float> alone = numbers(700000, 1);
+  const std::vector<float> gradient = numbers(700000, 2);
   std::vector<float> momentum = numbers(700000, 3);
-  lars_step(alone.data(), values[0][1][2].data(), momentum.data(), alone.size(), usual);
-  ASSERT_EQ(values[0][0][2], alone);
+  lars_step(alone.data(), gradient.data(), momentum.data(), alone.size(), usual);
+  ASSERT_EQ(expected.first[2], alone);
   lars_steps({}, usual, 4);
 }
 
@@ -63,10 +68,7 @@ TEST(LarsLevelsTest, GiveTheSameBits) {
       double sums[2][2][8] = {};
       baseline.add_squares(sums[0][0], sums[0][1], a.data(), b.data(), count);
       level->add_squares(sums[1][0], sums[1][1], a.data(), b.data(), count);
-      for (int lane = 0; lane < 8; ++lane) {
-        ASSERT_EQ(sums[0][0][lane], sums[1][0][lane]) << level->name;
-        ASSERT_EQ(sums[0][1][lane], sums[1][1][lane]) << level->name;
-      }
+      ASSERT_EQ(0, std::memcmp(sums[0], sums[1], sizeof sums[0])) << level->name;
       std::vector<float> w[2] = {a, a};
       std::vector<float> m[2] = {b, b};
       const std::vector<float> g = numbers(count, 3);

@@ -97,13 +97,6 @@ INSTANTIATE_TEST_SUITE_P(All,
                          testing::Combine(every_level(), testing::ValuesIn(all_dtypes())),
                          NameOfCase());
 
-TEST(ScaleApiTest, IntegersTruncateTowardZero) {
-  // Horovod's average over two ranks of [1,2,3] and [2,4,6].
-  std::vector<std::int32_t> sums = {3, 6, 9, -3};
-  scale(sums.data(), sums.data(), sums.size(), DataType::kInt32, 0.5);
-  EXPECT_EQ((std::vector<std::int32_t>{1, 3, 4, -1}), sums);
-}
-
 TEST(ScaleApiTest, IntegersAndNanFactor) {
   std::vector<std::int32_t> values = {3, -3};
   scale(values.data(), values.data(), values.size(), DataType::kInt32, NAN);

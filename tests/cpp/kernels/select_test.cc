@@ -1,6 +1,5 @@
 #include "csrc/kernels/select.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -10,11 +9,11 @@
 
 #include <gtest/gtest.h>
 
-#include "csrc/base/error.h"
 #include "tests/cpp/kernels/elements.h"
 #include "tests/cpp/kernels/placed.h"
 #include "tests/cpp/kernels/selection/distributions.h"
 #include "tests/cpp/kernels/selection/selected.h"
+#include "tests/cpp/support/errors.h"
 
 namespace aiacc {
 namespace {
@@ -77,12 +76,6 @@ TEST_P(SelectTest, ChoosesExactlyKAndLosesNothing) {
       }
     }
   }
-}
-
-TEST_P(SelectTest, OfNothingChoosesNothing) {
-  const Selected got = selected({{}}, 0);
-  EXPECT_TRUE(got.told.finite);
-  EXPECT_TRUE(got.wire.empty());
 }
 
 TEST_P(SelectTest, EveryLevelWritesTheSameBytes) {
@@ -157,6 +150,7 @@ TEST_P(SelectTest, WithoutPairsTheResidualTakesEverythingFinite) {
   const Selected got = selected(input, 0);
   EXPECT_FALSE(got.told.finite);
   EXPECT_EQ(input.residual, got.residual);
+  EXPECT_TRUE(selected({{}}, 0).told.finite) << "of nothing";
 }
 
 /// The run among equals begins anywhere, the last place included, and never runs short.
@@ -171,17 +165,6 @@ TEST_P(SelectTest, TheSeedPlacesTheRunAmongEquals) {
     begins.insert(got.indices[0]);
   }
   EXPECT_EQ((std::set<std::uint32_t>{0, 1, 2, 3, 4, 5, 6, 7}), begins);
-}
-
-TEST_P(SelectTest, FewerNonZerosThanKAreAllChosen) {
-  SelectInput input = {std::vector<float>(6000, 0.0F)};
-  // The reference looks for no threshold below the mean.
-  input.in[2500] = std::get<1>(GetParam()) == SelectMode::kReference ? -1.0F : -1e-30F;
-  input.in[5999] = 2.0F;
-  const Selected got = selected(input, 40);
-  ASSERT_NO_FATAL_FAILURE(expect_whole(input, got, "two of 6000"));
-  EXPECT_EQ(1, std::count(got.indices.begin(), got.indices.end(), 2500U));
-  EXPECT_EQ(1, std::count(got.indices.begin(), got.indices.end(), 5999U));
 }
 
 INSTANTIATE_TEST_SUITE_P(All,
@@ -201,19 +184,10 @@ TEST(SelectedCount, IsTheDensityRoundedUp) {
 
 TEST(SelectedCount, RefusesWhatIsNoDensity) {
   for (const double density : {-0.1, 1.5, static_cast<double>(NAN)}) {
-    try {
-      selected_count(10, density);
-      FAIL() << density;
-    } catch (const Error& error) {
-      EXPECT_EQ(Code::kInvalidArgument, error.code());
-      EXPECT_NE(std::string::npos, std::string(error.what()).find(std::to_string(density)));
-    }
+    expect_error(status_of([&] { selected_count(10, density); }),
+                 Code::kInvalidArgument,
+                 {std::to_string(density)});
   }
-}
-
-TEST(PairsBytes, AreEightForEachPair) {
-  EXPECT_EQ(0U, pairs_bytes(0));
-  EXPECT_EQ(24U, pairs_bytes(3));
 }
 
 std::vector<unsigned char> wire_of(const std::vector<float>& values,
@@ -235,30 +209,12 @@ TEST(ScatterAdd, AddsTimesTheFactor) {
 TEST(ScatterAdd, RefusesAnIndexBeyondTheEndAndWritesNothing) {
   for (const std::uint32_t index : {3U, 0xffffffffU}) {
     std::vector<float> out = {1.0F, 2.0F, 3.0F};
-    try {
-      scatter_add(out.data(), wire_of({4.0F, 5.0F}, {0, index}).data(), 2, 3, 1.0F);
-      FAIL() << index;
-    } catch (const Error& error) {
-      EXPECT_EQ(Code::kInternal, error.code());
-      EXPECT_NE(std::string::npos, std::string(error.what()).find(std::to_string(index)));
-    }
+    const auto wire = wire_of({4.0F, 5.0F}, {0, index});
+    expect_error(status_of([&] { scatter_add(out.data(), wire.data(), 2, 3, 1.0F); }),
+                 Code::kInternal,
+                 {std::to_string(index)});
     EXPECT_EQ((std::vector<float>{1.0F, 2.0F, 3.0F}), out);
   }
-}
-
-/// A sum over ranks: with all elements sent it is the dense one.
-TEST(ScatterAdd, OfEverythingIsTheDenseSum) {
-  std::vector<float> dense(3000);
-  std::vector<float> out(3000);
-  for (std::uint32_t rank = 0; rank < 3; ++rank) {
-    const SelectInput input = {elements_of(Shape::kGaussian, 3000, rank)};
-    const Selected got = select(input, 3000, SelectMode::kTracked);
-    scatter_add(out.data(), got.wire.data(), 3000, 3000, 1.0F);
-    for (std::size_t i = 0; i < dense.size(); ++i) {
-      dense[i] += input.in[i];
-    }
-  }
-  EXPECT_EQ(dense, out);
 }
 
 }  // namespace

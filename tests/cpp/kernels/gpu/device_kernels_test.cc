@@ -1,14 +1,10 @@
 // What holds for everything that launches kernels.
 
 #include <cstddef>
-#include <limits>
-#include <memory>
-#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "csrc/base/error.h"
 #include "csrc/kernels/batch_copier.h"
 #include "csrc/kernels/gpu/block_coder.h"
 #include "csrc/kernels/gpu/device_selector.h"
@@ -18,6 +14,7 @@
 #include "csrc/kernels/gpu/optim/tensor_chunks.h"
 #include "csrc/kernels/gpu/pair_adder.h"
 #include "tests/cpp/kernels/gpu/gpu_kernels.h"
+#include "tests/cpp/support/errors.h"
 
 namespace aiacc {
 namespace {
@@ -75,18 +72,6 @@ void queue(const DeviceSelector& selector, CudaStream stream, Room& room, std::s
 template <class Kernels>
 class DeviceKernelsTest : public GpuKernelsTest {
  protected:
-  /// Code and text of the error of `call`.
-  template <class Call>
-  static std::string error_of(Call call, Code code) {
-    try {
-      call();
-    } catch (const Error& error) {
-      EXPECT_EQ(code, error.code());
-      return error.what();
-    }
-    return "no error";
-  }
-
   Room room_;
 };
 using All = testing::Types<BatchCopier,
@@ -111,25 +96,24 @@ TYPED_TEST(DeviceKernelsTest, NothingLaunchesNothing) {
 TYPED_TEST(DeviceKernelsTest, ABrokenDeviceFailsTheLaunch) {
   TypeParam kernels(this->driver(), this->image());
   this->cuda_.break_with(700);
-  const std::string text =
-      this->error_of([&] { queue(kernels, this->rig_.stream(), this->room_, 1); }, Code::kEngine);
-  EXPECT_EQ(0U, text.find("[cuda] launch")) << text;
-  EXPECT_NE(std::string::npos, text.find(" failed: CUDA_ERROR_FAKE (a fake's error)")) << text;
+  expect_error(status_of([&] { queue(kernels, this->rig_.stream(), this->room_, 1); }),
+               Code::kEngine,
+               {"[cuda] launch", " failed: CUDA_ERROR_FAKE (a fake's error)"});
   this->cuda_.break_with(kCudaSuccess);
 }
 
 TYPED_TEST(DeviceKernelsTest, ABuildWithoutKernelsSaysSo) {
-  const std::string text =
-      this->error_of([&] { TypeParam(this->driver(), DeviceImage{}); }, Code::kUnsupported);
-  EXPECT_NE(std::string::npos, text.find("no CUDA kernels")) << text;
+  expect_error(status_of([&] { TypeParam(this->driver(), DeviceImage{}); }),
+               Code::kUnsupported,
+               {"no CUDA kernels"});
 }
 
 TYPED_TEST(DeviceKernelsTest, AnImageThatDoesNotLoadNamesDeviceAndDriver) {
   CudaDriver driver = this->driver();
   driver.module_load = [](CudaModule*, const void*) { return 209; };
-  const std::string text = this->error_of([&] { TypeParam(driver, this->image()); }, Code::kEngine);
-  EXPECT_NE(std::string::npos, text.find("compute capability 9.0, driver for CUDA 13.0")) << text;
-  EXPECT_NE(std::string::npos, text.find("AIACC_CUDA_ARCHITECTURES=90")) << text;
+  expect_error(status_of([&] { TypeParam(driver, this->image()); }),
+               Code::kEngine,
+               {"compute capability 9.0, driver for CUDA 13.0", "AIACC_CUDA_ARCHITECTURES=90"});
 }
 
 }  // namespace

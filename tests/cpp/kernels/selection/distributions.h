@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <random>
-#include <string>
 #include <vector>
 
 namespace aiacc {
@@ -24,17 +23,11 @@ enum class Shape {
   kSubnormal,
 };
 
-inline const std::vector<Shape>& all_shapes() {
-  static const std::vector<Shape> shapes = {Shape::kGaussian,
-                                            Shape::kLaplace,
-                                            Shape::kStudent,
-                                            Shape::kLayers,
-                                            Shape::kAscending,
-                                            Shape::kFewValues,
-                                            Shape::kConstant,
-                                            Shape::kMostlyZero,
-                                            Shape::kZero,
-                                            Shape::kSubnormal};
+inline std::vector<Shape> all_shapes() {
+  std::vector<Shape> shapes;
+  for (int shape = 0; shape <= static_cast<int>(Shape::kSubnormal); ++shape) {
+    shapes.push_back(static_cast<Shape>(shape));
+  }
   return shapes;
 }
 

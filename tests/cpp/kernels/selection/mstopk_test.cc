@@ -75,32 +75,6 @@ TEST_P(MstopkTest, SeveralLevelsInOnePassAreTheSequentialBisection) {
   }
 }
 
-TEST_P(MstopkTest, TheBracketHoldsTheLargestK) {
-  for (const Shape shape : all_shapes()) {
-    const std::vector<float> elements = elements_of(shape, 5000, 4);
-    const std::vector<float> sorted = sorted_magnitudes(elements);
-    const Source source = source_of(elements);
-    const Magnitudes magnitudes = measure_magnitudes(source);
-    ASSERT_EQ(sorted.front(), magnitudes.largest);
-    for (const std::size_t k : {1, 50, 500, 5000}) {
-      const Bracket bracket = bisect(source, magnitudes, k);
-      EXPECT_LE(bracket.above, k);
-      EXPECT_GE(bracket.reached, k);
-      EXPECT_LE(bracket.low, sorted[k - 1]);
-      EXPECT_TRUE(bracket.above == k || bracket.high > sorted[k - 1]);
-    }
-  }
-}
-
-TEST_P(MstopkTest, OneMagnitudeHasNoUpperThreshold) {
-  const std::vector<float> elements(1000, -0.1F);
-  const Source source = source_of(elements);
-  const Bracket bracket = bisect(source, measure_magnitudes(source), 10);
-  EXPECT_EQ(std::numeric_limits<float>::infinity(), bracket.high);
-  EXPECT_EQ(0U, bracket.above);
-  EXPECT_EQ(1000U, bracket.reached);
-}
-
 TEST_P(MstopkTest, TheMeanIsTheSameOnEveryLevel) {
   for (const std::size_t count : {1, 7, 8, 9, 2047, 2049, 10001}) {
     const std::vector<float> elements = elements_of(Shape::kStudent, count, 5);
@@ -113,15 +87,6 @@ TEST_P(MstopkTest, TheMeanIsTheSameOnEveryLevel) {
       sum += std::fabs(static_cast<double>(element));
     }
     EXPECT_NEAR(sum / static_cast<double>(count), got.mean, 1e-12 * got.mean) << count;
-  }
-}
-
-TEST_P(MstopkTest, NotFiniteIsTold) {
-  std::vector<float> elements(5000, 1.0F);
-  EXPECT_TRUE(measure_magnitudes(source_of(elements)).finite);
-  for (const float value : {NAN, INFINITY, -INFINITY}) {
-    elements[4999] = value;
-    EXPECT_FALSE(measure_magnitudes(source_of(elements)).finite) << value;
   }
 }
 

@@ -91,30 +91,6 @@ TEST(RandomSample, WhatIsTakenAndWhatIsLeftIsWhatThereWas) {
   }
 }
 
-TEST(RandomSample, WithoutResidualsTheMeanOfWeightedOnesIsWhatThereWas) {
-  constexpr std::size_t kCount = 100;
-  constexpr int kSeeds = 10'000;
-  Floats in(kCount);
-  for (std::size_t i = 0; i < kCount; ++i) {
-    in[i] = static_cast<float>(i);
-  }
-  std::vector<double> mean(kCount);
-  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
-    const RandomSample places(kCount, 30, seed);
-    Floats sample(places.size());
-    Floats decoded(kCount);
-    take_sample(sample.data(), in.data(), nullptr, places, true);
-    put_sample(decoded.data(), sample.data(), places);
-    for (std::size_t i = 0; i < kCount; ++i) {
-      mean[i] += decoded[i] / kSeeds;
-    }
-  }
-  for (std::size_t i = 0; i < kCount; ++i) {
-    // Runs of 3 or 4: a standard deviation of less than in sqrt(3 / kSeeds).
-    EXPECT_NEAR(in[i], mean[i], 5 * in[i] * std::sqrt(3.0 / kSeeds));
-  }
-}
-
 TEST(RandomSample, WhatIsNotFiniteIsSeenWhereverItIs) {
   const RandomSample places(3000, 10, 1);
   for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {

@@ -44,11 +44,15 @@ inline Selected select(const SelectInput& input,
                        const VectorLevel& level = *runnable_vector_levels().front()) {
   Selected selected;
   SelectScratch scratch;
-  selected.residual = input.residual;
+  // Nothing lies where vectors would like it.
   std::vector<unsigned char> bytes(pairs_bytes(k) + 1);
-  selected.told = select_largest(bytes.data() + 1,  // at an odd address
-                                 input.in.data(),
-                                 input.residual.empty() ? nullptr : selected.residual.data(),
+  std::vector<float> in(1);
+  in.insert(in.end(), input.in.begin(), input.in.end());
+  std::vector<float> residual(3);
+  residual.insert(residual.end(), input.residual.begin(), input.residual.end());
+  selected.told = select_largest(bytes.data() + 1,
+                                 in.data() + 1,
+                                 input.residual.empty() ? nullptr : residual.data() + 3,
                                  input.in.size(),
                                  k,
                                  input.factor,
@@ -57,6 +61,7 @@ inline Selected select(const SelectInput& input,
                                  track,
                                  scratch,
                                  &level);
+  selected.residual.assign(residual.begin() + 3, residual.end());
   selected.wire.assign(bytes.begin() + 1, bytes.end());
   selected.values.resize(k);
   selected.indices.resize(k);

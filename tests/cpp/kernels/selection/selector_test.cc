@@ -9,7 +9,9 @@
 
 #include <gtest/gtest.h>
 
+#include "csrc/kernels/selection/candidates.h"
 #include "csrc/kernels/selection/mstopk.h"
+#include "csrc/kernels/selection/threshold_track.h"
 #include "tests/cpp/kernels/selection/distributions.h"
 #include "tests/cpp/kernels/selection/selected.h"
 
@@ -45,6 +47,21 @@ TEST(SelectorExact, IsWhatASortFinds) {
           << "shape " << static_cast<int>(shape) << ", k " << k;
       ASSERT_EQ(expected.back(), got.told.threshold);
     }
+  }
+}
+
+/// Without any threshold, in every order: one pass finds the k largest in bounded memory.
+TEST(SelectorExact, CandidatesAreThinnedWhereTheyAreTooMany) {
+  constexpr std::size_t kCount = 200'000;
+  constexpr std::size_t kMost = 2000;
+  for (const Shape shape : {Shape::kGaussian, Shape::kAscending, Shape::kStudent}) {
+    const std::vector<float> elements = elements_of(shape, kCount, 2);
+    const Source source(kBaselineLevel, elements.data(), nullptr, kCount, 1.0F);
+    SelectScratch scratch;
+    Candidates candidates(source, kMost, scratch);
+    EXPECT_EQ(Scan::kHit, candidates.find(0).scan);
+    EXPECT_LE(candidates.size(), candidate_room(kCount, kMost));
+    EXPECT_LE(scratch.values.size(), candidate_room(kCount, kMost) + Candidates::kSlack);
   }
 }
 
@@ -155,26 +172,61 @@ TEST(SelectorReference, IsTheAlgorithm) {
   }
 }
 
-TEST(SelectorReference, FindsTheLargestOfWhatGradientsLookLike) {
-  constexpr std::size_t kCount = 1000000;
-  struct Row {
-    Shape shape;
-    double density;
-  };
-  for (const auto& [shape, density] : {Row{Shape::kGaussian, 0.01},
-                                       Row{Shape::kLaplace, 0.001},
-                                       Row{Shape::kStudent, 0.01},
-                                       Row{Shape::kStudent, 0.05}}) {
-    const SelectInput input = {elements_of(shape, kCount, 21)};
-    const std::size_t k = selected_count(kCount, density);
-    const float least = select(input, k, SelectMode::kExact).told.threshold;
-    const Selected got = select(input, k, SelectMode::kReference);
-    const auto found = std::count_if(got.values.begin(), got.values.end(), [&](float value) {
-      return std::fabs(value) >= least;
-    });
-    EXPECT_GE(static_cast<double>(found) / static_cast<double>(k), 0.9998)
-        << "shape " << static_cast<int>(shape) << ", density " << density;
+constexpr std::size_t kK = 10000;
+
+ThresholdTrack track_of(float predicted, float spread) {
+  ThresholdTrack track;
+  track.predicted = predicted;
+  track.spread = spread;
+  return track;
+}
+
+TEST(ThresholdTrack, BeginsTheSpreadBelowThePredictionWhateverACheckpointSays) {
+  EXPECT_FLOAT_EQ(1.9F, candidate_threshold(track_of(2.0F, 0.05F)));
+  EXPECT_EQ(0.0F, candidate_threshold(ThresholdTrack{})) << "before the first step";
+  for (const float predicted : {-1.0F, 0.0F, static_cast<float>(NAN)}) {
+    EXPECT_EQ(0.0F, candidate_threshold(track_of(predicted, 0.05F))) << predicted;
   }
+  for (const float spread : {-3.0F, 0.0F, 7.0F, static_cast<float>(NAN)}) {
+    const float low = candidate_threshold(track_of(1.0F, spread));
+    EXPECT_GE(low, 0.5F) << spread;
+    EXPECT_LT(low, 1.0F) << spread;
+  }
+}
+
+/// Candidates that grow by a power of the width, flat or steep as under error feedback.
+TEST(ThresholdTrack, SpreadSettlesForEveryDensityBelowTheThreshold) {
+  for (const double steepness : {3.0, 30.0, 300.0}) {
+    for (const float spread : {0.001F, 0.05F, 0.5F}) {
+      ThresholdTrack track = track_of(1.0F, spread);
+      double candidates = 0.0;
+      for (int step = 0; step < 40; ++step) {
+        candidates = kK * std::pow(1.0 - static_cast<double>(track.spread), -steepness);
+        track = after_step(track, Scan::kHit, 1.0F, kK, static_cast<std::size_t>(candidates));
+      }
+      EXPECT_NEAR(1.5, candidates / kK, 0.1) << steepness << " from " << spread;
+    }
+  }
+}
+
+TEST(ThresholdTrack, SpreadStaysInItsBounds) {
+  ThresholdTrack track;
+  for (int step = 0; step < 100; ++step) {
+    track = after_step(track, Scan::kTooFew, 1.0F, kK, 0);
+  }
+  EXPECT_EQ(0.5F, track.spread);
+  for (int step = 0; step < 100; ++step) {
+    track = after_step(track, Scan::kTooMany, 1.0F, kK, 9 * kK);
+  }
+  EXPECT_EQ(1.0F / 1024, track.spread);
+}
+
+TEST(CandidateRoom, IsMoreThanTheTrackAimsAtAndNotMoreThanThereIs) {
+  EXPECT_EQ(100U, candidate_room(100, 1));
+  EXPECT_EQ(100U, candidate_room(100, 100));
+  EXPECT_EQ(0U, candidate_room(0, 0));
+  EXPECT_GT(candidate_room(1000000, 10000), 10000U + 10000U / 2 + 256);
+  EXPECT_LT(candidate_room(1000000, 10000), 40000U);
 }
 
 }  // namespace
