@@ -15,11 +15,7 @@ TEST(Parameters, TheLowestRanksProposalForTheNextEpochWins) {
   EXPECT_EQ(next.epoch, 6U);
   EXPECT_EQ(next.unit_bytes, 200U);
   EXPECT_EQ(next.lanes, 2U);
-}
-
-TEST(Parameters, ProposalsForAnotherEpochAreDropped) {
-  const Parameters now{5, 100, 1};
-  EXPECT_EQ(next_parameters(now, {{5, 200, 2}, {7, 300, 3}}).unit_bytes, 100U);
+  EXPECT_EQ(next_parameters(now, {{5, 200, 2}, {7, 300, 3}}).unit_bytes, 100U) << "others";
   EXPECT_EQ(next_parameters(now, {{5, 200, 2}, {6, 300, 3}}).unit_bytes, 300U);
 }
 

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <random>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "csrc/base/error.h"
+#include "csrc/planning/unit_size.h"
 
 namespace aiacc {
 namespace {
@@ -276,44 +276,15 @@ TEST(PlanUnits, ThinTensorsOnAGpuAreCutAt128Mebibytes) {
   EXPECT_EQ(1U, planned({thin}, parameters, 0, kExpress).size()) << "unless all may be larger";
 }
 
-TEST(PlanUnits, ThinTensorsOfLessThanHalfSuchAUnitShareOne) {
-  PlannedTensor thin{1000, 4, 0};
-  thin.thinning = 10;
-  thin.stretch = 3;
-  const auto units = planned({thin, thin, thin, thin}, {0, 100, 1}, 0, kExpress);
-  ASSERT_EQ(2U, units.size()) << "of 3000 bytes at most";
-  EXPECT_EQ(3000U, units[0].bytes);
-  EXPECT_EQ(300U, units[0].wire_bytes);
-  EXPECT_EQ(100U, units[1].wire_bytes);
-  // What is left over of a byte is one.
-  thin.bytes = 1001;
-  EXPECT_EQ(101U, planned({thin}, {0, 100, 1}, 0, kExpress).front().wire_bytes);
+TEST(UnitSize, IsSmallOnOneHostAndWhereNothingIsKnown) {
+  EXPECT_EQ(kNearUnitBytes, unit_bytes_for(0));
+  EXPECT_EQ(kNearUnitBytes, unit_bytes_for(20e-6));
 }
 
-TEST(PlanUnits, PacksSmallTensorsInOrderPerClass) {
-  const std::vector<PlannedTensor> tensors = {
-      {100, 4, 0}, {100, 4, 1}, {100, 4, 0}, {0, 4, 0}, {100, 4, 1}, {100, 4, 0}};
-  const auto units = planned(tensors, {0, 1 << 20, 1}, 0, kExpress);
-  ASSERT_EQ(units.size(), 2U);
-  const auto tensors_of = [](const PlannedUnit& unit) {
-    std::vector<std::uint32_t> result;
-    for (const Slice& slice : unit.slices) {
-      result.push_back(slice.tensor);
-    }
-    return result;
-  };
-  EXPECT_EQ(tensors_of(units[0]), (std::vector<std::uint32_t>{0, 2, 5}));
-  EXPECT_EQ(tensors_of(units[1]), (std::vector<std::uint32_t>{1, 4}));
-}
-
-TEST(PlanUnits, RefusesNoUnitAndNoLane) {
-  EXPECT_THROW(planned({}, {0, 0, 1}, 0, 0), Error);
-  EXPECT_THROW(planned({}, {0, 1, 0}, 0, 0), Error);
-  EXPECT_THROW(planned({}, {0, 1, kMaxLanes + 1}, 0, 0), Error);
-  EXPECT_TRUE(planned({}, {0, 1, 1}, 0, 0).empty());
-  Parameters parameters;
-  parameters.gpu_unit_bytes = 0;
-  EXPECT_THROW(planned({}, parameters, 0, 0), Error);
+TEST(UnitSize, GrowsWhereHostsAreFarFromEachOther) {
+  EXPECT_EQ(kNearUnitBytes, unit_bytes_for(0.99 * kFarRoundTripS));
+  EXPECT_EQ(kFarUnitBytes, unit_bytes_for(kFarRoundTripS));
+  EXPECT_EQ(kFarUnitBytes, unit_bytes_for(0.2));
 }
 
 }  // namespace
