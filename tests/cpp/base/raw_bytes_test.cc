@@ -1,7 +1,5 @@
 #include "csrc/base/raw_bytes.h"
 
-#include <cstdint>
-#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -49,15 +47,6 @@ TEST(RawBytesTest, ResizeLeavesOldContent) {
   EXPECT_EQ(42, bytes[7]);
   bytes.assign(kMiB, 0);
   EXPECT_EQ(0, bytes[7]);
-}
-
-TEST(RawBytesTest, EverySizeHasRoom) {
-  for (std::size_t bytes = 1; bytes < 40 * kMiB; bytes += bytes / 3 + 1) {
-    RawBytes memory(bytes);
-    memory.front() = 1;
-    memory.back() = 2;
-    EXPECT_EQ(bytes, memory.size());
-  }
 }
 
 }  // namespace

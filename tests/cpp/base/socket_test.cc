@@ -217,20 +217,6 @@ TEST(Socket, ShutdownWakesTheOtherEndAndThisOne) {
   EXPECT_TRUE(readable(other.fd(), 10'000));
 }
 
-TEST(Socket, MovingLeavesNothingBehind) {
-  auto [one, other] = connected_pair();
-  const int fd = one.fd();
-  Socket moved = std::move(one);
-  EXPECT_EQ(moved.fd(), fd);
-  EXPECT_FALSE(one.valid());  // NOLINT(bugprone-use-after-move)
-  other = std::move(moved);
-  EXPECT_EQ(other.fd(), fd);
-  other.set_options();
-  other.close();
-  other.close();
-  EXPECT_FALSE(other.valid());
-}
-
 TEST(Event, IsReadableFromSetToClear) {
   Event event;
   EXPECT_FALSE(readable(event.fd()));

@@ -63,13 +63,6 @@ TEST(StartThread, FailsWithNameAndRemedy) {
   EXPECT_EXIT(_exit(exit_code_of(0, start, parts)), testing::ExitedWithCode(0), "");
 }
 
-TEST(ThreadReserve, StartsAndEndsItsThreads) {
-  ThreadReserve reserve(5);
-  reserve.release();
-  reserve.release();
-  const ThreadReserve none(0);
-}
-
 TEST(ThreadReserve, LeavesNoThreadWhenThereIsNoRoomForAll) {
   if (kSanitized) {
     GTEST_SKIP() << "a sanitizer needs address space of its own";

@@ -64,16 +64,6 @@ TEST(FrameDecoder, TakesFramesInAnyCut) {
   }
 }
 
-TEST(FrameDecoder, NothingComesOutBeforeTheLastByte) {
-  const Bytes bytes = encoded({{FrameType::kRound, 0, 0, Bytes(10, 1)}});
-  FrameDecoder decoder("rank 1");
-  RecyclingQueue<Frame> frames;
-  decoder.feed(bytes.data(), bytes.size() - 1, frames);
-  EXPECT_TRUE(frames.empty());
-  decoder.feed(bytes.data() + bytes.size() - 1, 1, frames);
-  EXPECT_EQ(frames.size(), 1U);
-}
-
 TEST(FrameDecoder, AnAbsurdLengthIsRefusedAtOnce) {
   for (const std::uint32_t length :
        {static_cast<std::uint32_t>(FrameDecoder::kMaxPayload) + 1, 0x7fffffffU, 0xffffffffU}) {
