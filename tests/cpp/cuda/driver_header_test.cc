@@ -3,32 +3,14 @@
 
 #include <cuda.h>
 
-#include <type_traits>
-
 #include <gtest/gtest.h>
 
 #include "csrc/cuda/driver.h"
 #include "tests/cpp/cuda/driver_symbols.h"
+#include "tests/cpp/support/foreign_functions.h"
 
 namespace aiacc {
 namespace {
-
-/// Passed alike: both pointers, or both integers (or enumerations) of one size.
-template <class A, class B>
-constexpr bool kAlike = std::is_pointer_v<A> == std::is_pointer_v<B> && sizeof(A) == sizeof(B);
-
-template <class A, class B>
-struct SameForm : std::false_type {};
-template <class RA, class... A, class RB, class... B>
-struct SameForm<RA (*)(A...), RB (*)(B...)> {
-  static constexpr bool all() {
-    if constexpr (sizeof...(A) == sizeof...(B)) {
-      return kAlike<RA, RB> && (kAlike<A, B> && ...);
-    }
-    return false;
-  }
-  static constexpr bool value = all();
-};
 
 #define AIACC_COMPARE(member, function, symbol) \
   static_assert(SameForm<decltype(CudaDriver::member), decltype(&::function)>::value, symbol);

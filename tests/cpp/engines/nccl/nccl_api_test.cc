@@ -9,17 +9,13 @@
 #include "csrc/base/dynamic_library.h"
 #include "tests/cpp/engines/nccl_symbols.h"
 #include "tests/cpp/support/errors.h"
+#include "tests/cpp/support/foreign_functions.h"
 
 // AIACC_FAKE_NCCL_NEW, _OLD and _TOO_OLD, from CMake: paths of libraries made of
 // fake_nccl_library.cc.
 
 namespace aiacc {
 namespace {
-
-template <class... Arguments>
-NcclResult call(NcclResult (*function)(Arguments...)) {
-  return function(Arguments{}...);
-}
 
 TEST(NcclApiTest, EveryMemberIsItsFunction) {
   const NcclApi api = load_nccl(AIACC_FAKE_NCCL_NEW);

@@ -1,7 +1,5 @@
 #include "csrc/engines/nccl/nccl_engine.h"
 
-#include <atomic>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -81,33 +79,6 @@ TEST_P(NcclEngineTest, NothingConnectsBeforeTheFirstOperation) {
   });
 }
 
-TEST_P(NcclEngineTest, QueuesWhileTheGpuStandsStill) {
-  std::vector<std::vector<float>> values(static_cast<std::size_t>(size()));
-  std::atomic<int> arrived{0};
-  with_engines([&](int rank, NcclEngine& engine) {
-    std::vector<float>& mine = values[static_cast<std::size_t>(rank)];
-    mine.assign(1000, 1.0F);
-    for (int lane = 0; lane < kLanes; ++lane) {  // connects, and makes room
-      engine.all_reduce(lane, mine.data(), mine.data(), mine.size(), {});
-      engine.buffer(lane, mine.size() * sizeof(float));
-    }
-    ASSERT_TRUE(engine.quiesce(Clock::now() + std::chrono::seconds(60)));
-    const auto meet = [&](int times) { await_all(arrived, times * size()); };
-    meet(1);
-    world_.cuda.hold();
-    const int before = world_.cuda.synchronising_calls();
-    meet(2);
-    for (int i = 0; i < 20; ++i) {
-      engine.buffer(i % kLanes, mine.size() * sizeof(float));
-      engine.all_reduce(i % kLanes, mine.data(), mine.data() + 500, 10, {});
-    }
-    meet(3);
-    EXPECT_EQ(before, world_.cuda.synchronising_calls());
-    world_.cuda.release();
-    ASSERT_TRUE(engine.quiesce(Clock::now() + std::chrono::seconds(60)));
-  });
-}
-
 TEST_P(NcclEngineTest, BuffersGrowAndAreRegistered) {
   with_engines([&](int rank, NcclEngine& engine) {
     static_cast<void>(rank);
@@ -128,15 +99,6 @@ TEST_P(NcclEngineTest, BuffersGrowAndAreRegistered) {
     ASSERT_TRUE(engine.quiesce(Clock::now() + std::chrono::seconds(60)));
     EXPECT_GE(world_.nccl.registrations(), 2 * kLanes + 1);
   });
-}
-
-TEST_P(NcclEngineTest, ComesUpManyTimes) {
-  for (int i = 0; i < 20; ++i) {
-    with_engines([&](int rank, NcclEngine& engine) {
-      FinishingEngine finishing(engine, rank);
-      check_all_reduce(finishing, i % 3, rank, size(), 100, DataType::kBFloat16, ReduceOp::kSum);
-    });
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, NcclEngineTest, testing::Values(1, 2, 3, 4));

@@ -4,32 +4,15 @@
 #include <nccl.h>
 
 #include <cstddef>
-#include <type_traits>
 
 #include <gtest/gtest.h>
 
 #include "csrc/engines/nccl/nccl_api.h"
 #include "tests/cpp/engines/nccl_symbols.h"
+#include "tests/cpp/support/foreign_functions.h"
 
 namespace aiacc {
 namespace {
-
-/// Passed alike: both pointers, both integers or enumerations of one size, or blocks of one size.
-template <class A, class B>
-constexpr bool kAlike = std::is_pointer_v<A> == std::is_pointer_v<B> && sizeof(A) == sizeof(B);
-
-template <class A, class B>
-struct SameForm : std::false_type {};
-template <class RA, class... A, class RB, class... B>
-struct SameForm<RA (*)(A...), RB (*)(B...)> {
-  static constexpr bool all() {
-    if constexpr (sizeof...(A) == sizeof...(B)) {
-      return kAlike<RA, RB> && (kAlike<A, B> && ...);
-    }
-    return false;
-  }
-  static constexpr bool value = all();
-};
 
 #define AIACC_COMPARE(member, symbol) \
   static_assert(SameForm<decltype(NcclApi::member), decltype(&::symbol)>::value, #symbol);

@@ -26,9 +26,6 @@ TEST(NcclSettings, SeveralLanesNeedTheOrderOfLaunches) {
   EXPECT_NE("", launch_order_problem(kOld, 2, "", true));
   EXPECT_NE("", launch_order_problem(kOld, 2, "0", false));
   EXPECT_NE("", launch_order_problem(kNew, 2, "0", false)) << "the variable wins";
-}
-
-TEST(NcclSettings, ARefusalSaysWhatToDo) {
   expect_parts(launch_order_problem(kOld, 4, "", true),
                {"4 lanes", "2.27.7", "NCCL_LAUNCH_ORDER_IMPLICIT", "AIACC_GPU_LANES=1"});
 }

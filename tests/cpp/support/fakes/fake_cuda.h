@@ -110,7 +110,6 @@ class FakeCuda {
   struct Memory {
     std::unique_ptr<std::byte[]> bytes;
     std::size_t size = 0;
-    int device = 0;
     bool on_host = false;
   };
 

@@ -22,9 +22,6 @@ FakeNccl::FakeNccl(FakeCuda& cuda, int version) : cuda_(cuda) {
   if (version < nccl_version_code(2, 31, 0)) {
     api_.all_reduce_config = nullptr;
   }
-  if (version < nccl_version_code(2, 28, 0)) {
-    api_.comm_revoke = nullptr;
-  }
 }
 
 FakeNccl::~FakeNccl() {
@@ -70,21 +67,11 @@ void FakeNccl::set_polls(int polls) {
   polls_ = polls;
 }
 
-void FakeNccl::break_with(NcclComm comm, NcclResult error) {
-  const std::lock_guard lock(mutex_);
-  find(comm)->error = error;
-}
-
 void FakeNccl::break_all_with(NcclResult error) {
   const std::lock_guard lock(mutex_);
   for (const auto& comm : comms_) {
     comm->error = error;
   }
-}
-
-NcclConfig FakeNccl::config_of(NcclComm comm) {
-  const std::lock_guard lock(mutex_);
-  return find(comm)->config;
 }
 
 std::vector<int> FakeNccl::issued(int device) {

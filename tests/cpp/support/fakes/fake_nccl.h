@@ -4,7 +4,6 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -25,8 +24,8 @@ namespace aiacc {
 /// Like NCCL it lets ranks wait for each other for ever if they issue different things on a
 /// communicator, or the same in different orders if devices run few of them at a time; unlike it,
 /// it counts misuse: different calls that meet, a communicator that two threads use at once, a
-/// group of calls that is not closed, memory that is not the device's. Sends and receives need a
-/// group, and all ranks take part in it.
+/// group of calls that is not closed. Sends and receives need a group, and all ranks take part in
+/// it.
 class FakeNccl {
  public:
   explicit FakeNccl(FakeCuda& cuda, int version = kNcclHeaderVersion);
@@ -41,11 +40,9 @@ class FakeNccl {
   /// Answers of `comm_async_error` that are kNcclInProgress, after everything that may take time on
   /// a communicator with `blocking = 0`.
   void set_polls(int polls);
-  /// What a communicator's `comm_async_error` says from now on.
-  void break_with(NcclComm comm, NcclResult error);
+  /// What `comm_async_error` says of all communicators from now on.
   void break_all_with(NcclResult error);
 
-  NcclConfig config_of(NcclComm comm);
   /// Communicators that a device's rank issued to, in order, numbered by the creation of their ids.
   std::vector<int> issued(int device);
   /// Threads that have issued to a device.
@@ -71,7 +68,6 @@ class FakeNccl {
     NcclDataType dtype = kNcclFloat32;
     NcclRedOp op = kNcclSum;
     int root = 0;
-    double factor = 1.0;  ///< of an operation that create_premul_sum made
     struct Message {
       void* buffer;
       std::size_t bytes;
@@ -98,7 +94,6 @@ class FakeNccl {
     bool aborted = false;
     bool destroyed = false;
     int pending = 0;
-    std::vector<double> factors;  ///< of its own operations
     std::set<void*> registered;
   };
   struct World {

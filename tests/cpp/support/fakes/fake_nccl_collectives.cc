@@ -2,9 +2,7 @@
 #include <utility>
 
 #include "csrc/kernels/float8.h"
-#include "csrc/kernels/half.h"
 #include "csrc/kernels/reduce.h"
-#include "csrc/kernels/scale.h"
 #include "tests/cpp/support/fakes/fake_nccl.h"
 
 // The part of the fake that knows what the collectives do.
@@ -12,33 +10,21 @@
 namespace aiacc {
 namespace {
 
-/// 8-bit floats and those without a DataType are computed in the type that this returns.
+/// By the number of the type; 8-bit floats are computed in float32.
 DataType computed_in(NcclDataType dtype) {
-  switch (dtype) {
-    case kNcclInt8:
-      return DataType::kInt8;
-    case kNcclUint8:
-      return DataType::kUInt8;
-    case kNcclInt32:
-      return DataType::kInt32;
-    case kNcclUint32:
-      return DataType::kUInt32;
-    case kNcclInt64:
-      return DataType::kInt64;
-    case kNcclUint64:
-      return DataType::kUInt64;
-    case kNcclFloat16:
-      return DataType::kFloat16;
-    case kNcclFloat64:
-      return DataType::kFloat64;
-    case kNcclBfloat16:
-      return DataType::kBFloat16;
-    case kNcclFloat32:
-    case kNcclFloat8e4m3:
-    case kNcclFloat8e5m2:
-      return DataType::kFloat32;
-  }
-  return DataType::kUInt8;
+  static constexpr DataType kTypes[] = {DataType::kInt8,
+                                        DataType::kUInt8,
+                                        DataType::kInt32,
+                                        DataType::kUInt32,
+                                        DataType::kInt64,
+                                        DataType::kUInt64,
+                                        DataType::kFloat16,
+                                        DataType::kFloat32,
+                                        DataType::kFloat64,
+                                        DataType::kBFloat16,
+                                        DataType::kFloat32,
+                                        DataType::kFloat32};
+  return kTypes[dtype];
 }
 
 bool is_float8(NcclDataType dtype) { return dtype == kNcclFloat8e4m3 || dtype == kNcclFloat8e5m2; }
@@ -109,15 +95,11 @@ void FakeNccl::reduce_all(const Meeting& meeting,
   for (const auto& call : meeting.calls) {
     std::vector<std::byte> values =
         load(bytes_at(call->send, offset * nccl_size_of(call->dtype)), count, call->dtype);
-    copy_scaled(values.data(), values.data(), count, type, call->factor);
     if (sum.empty()) {
       sum = std::move(values);
     } else {
       reduce(sum.data(), values.data(), count, type, reduce_op(first.op));
     }
-  }
-  if (first.op == kNcclAvg) {
-    scale(sum.data(), sum.data(), count, type, 1.0 / static_cast<double>(meeting.calls.size()));
   }
   store(out, sum, first.dtype);
 }
@@ -201,56 +183,12 @@ NcclResult FakeNccl::issue_reduction(NcclComm handle,
     const std::lock_guard lock(mutex_);
     return complain(kNcclInvalidArgument, kind + " of a type that the fake does not have");
   }
-  if (call.op >= kNcclFirstOwnOp) {
-    const std::lock_guard lock(mutex_);
-    Comm* comm = find(handle);
-    const auto index = static_cast<std::size_t>(call.op - kNcclFirstOwnOp);
-    if (comm == nullptr || index >= comm->factors.size()) {
-      return complain(kNcclInvalidArgument, kind + " with an operation that is none");
-    }
-    call.factor = comm->factors[index];  // may differ between ranks
-    call.op = kNcclSum;
-  }
   call.what = kind + " of " + std::to_string(call.count) + " elements of type " +
               std::to_string(call.dtype) + ", operation " + std::to_string(call.op);
   return issue(handle, stream, std::move(call));
 }
 
 void FakeNccl::fill_collectives() {
-  api_.create_premul_sum =
-      [](NcclRedOp* op, void* scalar, NcclDataType dtype, int, NcclComm handle) {
-        const std::lock_guard lock(self().mutex_);
-        Comm* comm = self().find(handle);
-        if (comm == nullptr) {
-          return self().complain(kNcclInvalidArgument, "an operation for no communicator");
-        }
-        double factor = 1;
-        const std::vector<std::byte> value = load(scalar, 1, dtype);
-        switch (computed_in(dtype)) {
-          case DataType::kFloat64:
-            std::memcpy(&factor, value.data(), sizeof factor);
-            break;
-          case DataType::kFloat32: {
-            float narrow = 0;
-            std::memcpy(&narrow, value.data(), sizeof narrow);
-            factor = narrow;
-            break;
-          }
-          case DataType::kFloat16:
-          case DataType::kBFloat16: {
-            std::uint16_t bits = 0;
-            std::memcpy(&bits, value.data(), sizeof bits);
-            factor = dtype == kNcclFloat16 ? half_to_float(bits) : bfloat16_to_float(bits);
-            break;
-          }
-          default:
-            return self().complain(kNcclInvalidArgument, "a factor for integers");
-        }
-        comm->factors.push_back(factor);
-        *op = static_cast<NcclRedOp>(kNcclFirstOwnOp + comm->factors.size() - 1);
-        return kNcclSuccess;
-      };
-  api_.destroy_op = [](NcclRedOp, NcclComm) { return kNcclSuccess; };
   api_.all_reduce =
       [](auto send, auto recv, auto count, auto dtype, auto op, auto comm, auto stream) {
         return self().issue_reduction(

@@ -58,15 +58,6 @@ void FakeNccl::fill_table() {
   static const auto end_of = end;
   api_.comm_destroy = [](NcclComm comm) { return end_of(comm, false); };
   api_.comm_abort = [](NcclComm comm) { return end_of(comm, true); };
-  api_.comm_revoke = [](NcclComm handle, int) {
-    const std::lock_guard lock(self().mutex_);
-    if (Comm* comm = self().find(handle)) {
-      comm->aborted = true;
-      self().changed_.notify_all();
-      return kNcclSuccess;
-    }
-    return self().complain(kNcclInvalidArgument, "comm_revoke of no communicator");
-  };
   api_.comm_register = [](NcclComm handle, void* buffer, std::size_t, void** registration) {
     const std::lock_guard lock(self().mutex_);
     Comm* comm = self().find(handle);
@@ -84,20 +75,6 @@ void FakeNccl::fill_table() {
     if (comm == nullptr || comm->registered.erase(registration) == 0) {
       return self().complain(kNcclInvalidArgument, "comm_deregister of what is not registered");
     }
-    --self().registered_;
-    return kNcclSuccess;
-  };
-  api_.window_register = [](NcclComm, void* buffer, std::size_t bytes, NcclWindow* window, int) {
-    const auto address = reinterpret_cast<std::uintptr_t>(buffer);
-    if (address % kNcclWindowAlignment != 0 || bytes % kNcclWindowAlignment != 0) {
-      const std::lock_guard lock(self().mutex_);
-      return self().complain(kNcclInvalidArgument, "a window that is not aligned");
-    }
-    ++self().registered_;
-    *window = reinterpret_cast<NcclWindow>(buffer);
-    return kNcclSuccess;
-  };
-  api_.window_deregister = [](NcclComm, NcclWindow) {
     --self().registered_;
     return kNcclSuccess;
   };

@@ -1,14 +1,18 @@
-// What tests rely on without seeing it: that different calls and orders are found out, and that who
-// asks not to block is told to wait. That collectives compute is seen by the engine on the fake.
-
-#include "tests/cpp/support/fakes/fake_nccl.h"
+// What tests rely on without seeing it: that different calls and orders are found out. That
+// collectives compute, and that who asks not to block has to wait, is seen by the engine on the
+// fake.
 
 #include <atomic>
+#include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "tests/cpp/support/errors.h"
+#include "tests/cpp/support/fakes/fake_engine.h"
+#include "tests/cpp/support/fakes/fake_nccl.h"
 #include "tests/cpp/support/ranks.h"
 
 namespace aiacc {
@@ -24,12 +28,10 @@ struct Rank {
     cuda.stream_create(&stream, kCudaStreamNonBlocking, 0);
   }
 
-  NcclComm join(const NcclUniqueId& id, int size, int blocking = 1) const {
+  NcclComm join(const NcclUniqueId& id, int size) const {
     NcclComm comm = nullptr;
     NcclConfig config;
-    config.blocking = blocking;
-    EXPECT_EQ(blocking != 0 ? kNcclSuccess : kNcclInProgress,
-              nccl.comm_init(&comm, size, id, rank, &config));
+    EXPECT_EQ(kNcclSuccess, nccl.comm_init(&comm, size, id, rank, &config));
     return comm;
   }
   /// Waits for what is queued; tests may poll.
@@ -57,37 +59,6 @@ class FakeNcclTest : public testing::TestWithParam<int> {
   FakeCuda cuda_{GetParam()};
   FakeNccl nccl_{cuda_};
 };
-
-TEST_P(FakeNcclTest, NothingBlocksWhoAsksForIt) {
-  nccl_.set_polls(2);
-  const NcclUniqueId id = new_id();
-  run_as_ranks(size(), [&](int number) {
-    const Rank rank(cuda_, nccl_, number);
-    const NcclComm comm = rank.join(id, size(), 0);
-    const auto wait = [&] {
-      int polls = 0;
-      NcclResult state = kNcclInProgress;
-      while (state == kNcclInProgress) {
-        EXPECT_EQ(kNcclSuccess, rank.nccl.comm_async_error(comm, &state));
-        ++polls;
-      }
-      EXPECT_EQ(kNcclSuccess, state);
-      return polls;
-    };
-    EXPECT_LE(3, wait());
-    float value = 1;
-    EXPECT_EQ(kNcclInProgress,
-              rank.nccl.all_reduce(&value, &value, 1, kNcclFloat32, kNcclSum, comm, rank.stream));
-    EXPECT_EQ(3, wait());
-    EXPECT_EQ(kNcclSuccess,
-              rank.nccl.all_reduce(&value, &value, 1, kNcclFloat32, kNcclSum, comm, rank.stream));
-    rank.finish();
-    EXPECT_EQ(static_cast<float>(size() * size()), value);
-    EXPECT_EQ(kNcclSuccess, rank.nccl.comm_finalize(comm));
-    EXPECT_EQ(kNcclSuccess, rank.nccl.comm_destroy(comm));
-  });
-  EXPECT_EQ(0, nccl_.misuses()) << nccl_.complaint();
-}
 
 TEST_P(FakeNcclTest, DifferentCallsAreFoundOut) {
   const NcclUniqueId id = new_id();
@@ -159,6 +130,20 @@ TEST_P(FakeNcclTest, OneOrderOnAllRanksIsNeededWhereFewFit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, FakeNcclTest, testing::Values(2, 4));
+
+TEST(FakeEngine, PiecesThatDoNotFitAreAnError) {
+  const auto hub = std::make_shared<FakeHub>(2, 1);
+  const Status status = status_of([&] {
+    run_as_ranks(2, [&](int rank) {
+      FakeEngine engine(hub, rank);
+      const std::string data(2, 'x');
+      std::string out(4, ' ');
+      const std::vector<std::size_t> expected = {1, rank == 0 ? 2U : 1U};
+      engine.all_to_all(0, data.data(), out.data(), {1, 1}, expected);
+    });
+  });
+  expect_error(status, Code::kEngine, {"another piece"});
+}
 
 }  // namespace
 }  // namespace aiacc
