@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -139,6 +138,9 @@ TEST_P(CodedAllReduceTest, SumsAndResidualsTogetherLoseNothing) {
         }
       }
       reduce_all(ranks, coding);
+      for (const CodedRank& rank : ranks) {
+        expect_equal_bits(ranks[0].values, rank.values, named(coding, kCount));
+      }
       const bool by_chance = coding.in_blocks() && coding.stochastic();
       const double largest = *std::max_element(magnitude.begin(), magnitude.end());
       const double beyond = by_chance ? size() * largest / 4 : 0;
@@ -150,17 +152,6 @@ TEST_P(CodedAllReduceTest, SumsAndResidualsTogetherLoseNothing) {
         ASSERT_NEAR(before[i], after, 0x1p-24 * (2 * size() + 2) * (magnitude[i] + beyond))
             << named(coding, kCount) << ", step " << step << ", element " << i;
       }
-    }
-  }
-}
-
-TEST_P(CodedAllReduceTest, StochasticSumsAreTheSameBitsOnAllRanks) {
-  for (Coding coding : {kInt8, kInt4, kFloat8}) {
-    coding.detail |= Coding::kStochastic;
-    std::vector<CodedRank> ranks = given(size(), 5000, true);
-    reduce_all(ranks, coding);
-    for (const CodedRank& rank : ranks) {
-      expect_equal_bits(ranks[0].values, rank.values, name_of(coding.format));
     }
   }
 }
@@ -180,33 +171,6 @@ TEST(CodedAllReduceMemoryTest, PairsBeyondTheBreakEvenDensityAreNotGathered) {
       expect_equal_bits(expected[index].values, mine.values, std::to_string(millionths));
       expect_equal_bits(expected[index].residual, mine.residual, "residual");
     });
-  }
-}
-
-TEST_P(CodedAllReduceTest, TheLargestOrRandomOnesThatAreAllAreTheDenseSum) {
-  std::vector<std::pair<WireFormat, std::size_t>> all;
-  for (const std::size_t count : kCounts) {
-    all.emplace_back(WireFormat::kLargest, count);
-    all.emplace_back(WireFormat::kRandom, count);
-  }
-  for (const auto& [format, count] : all) {
-    std::vector<CodedRank> ranks = given(size(), count, true);
-    Floats total(count);
-    for (const CodedRank& rank : ranks) {
-      for (std::size_t i = 0; i < count; ++i) {
-        total[i] += rank.values[i] + rank.residual[i];
-      }
-    }
-    reduce_all(ranks, {format, 1'000'000});
-    for (const CodedRank& rank : ranks) {
-      expect_equal_bits(ranks[0].values, rank.values, "on another rank");
-      for (std::size_t i = 0; i < count; ++i) {
-        ASSERT_EQ(0, rank.residual[i]) << i;
-      }
-    }
-    for (std::size_t i = 0; i < count; ++i) {
-      ASSERT_EQ(total[i], ranks[0].values[i]) << i;
-    }
   }
 }
 

@@ -92,11 +92,12 @@ std::vector<std::size_t> uneven_counts(int size, std::size_t scale) {
   return counts;
 }
 
-void check_reduce_scatter_call(int rank,
-                               const std::vector<std::size_t>& counts,
-                               DataType dtype,
-                               ReduceOp op,
-                               const ReduceCall& reduce_scatter) {
+void check_reduce_scatter(Engine& engine,
+                          int lane,
+                          int rank,
+                          const std::vector<std::size_t>& counts,
+                          DataType dtype,
+                          ReduceOp op) {
   visit_dtype(dtype, [&](auto element) {
     using T = decltype(element);
     const auto size = static_cast<int>(counts.size());
@@ -112,27 +113,15 @@ void check_reduce_scatter_call(int rank,
     const std::vector<T> input = rank_numbers<T>(count, rank);
     std::vector<T> out(*own);
     Reduction reduction{dtype, op};
-    reduce_scatter(input.data(), out.data(), reduction);
+    engine.reduce_scatter(lane, input.data(), out.data(), counts, reduction);
     expect_equal_bits(expected, out, what);
     expect_equal_bits(rank_numbers<T>(count, rank), input, what + " (input)");
     reduction.factor = 0.3;
     std::vector<T> scaled(*own);
     scale(scaled.data(), expected.data(), *own, dtype, reduction.factor);
-    reduce_scatter(input.data(), out.data(), reduction);
+    engine.reduce_scatter(lane, input.data(), out.data(), counts, reduction);
     expect_equal_bits(scaled, out, what + " with a factor");
   });
-}
-
-void check_reduce_scatter(Engine& engine,
-                          int lane,
-                          int rank,
-                          const std::vector<std::size_t>& counts,
-                          DataType dtype,
-                          ReduceOp op) {
-  check_reduce_scatter_call(
-      rank, counts, dtype, op, [&](const void* send, void* recv, const Reduction& reduction) {
-        engine.reduce_scatter(lane, send, recv, counts, reduction);
-      });
 }
 
 void check_all_to_all_call(int rank, int size, std::size_t scale, const AllToAllCall& all_to_all) {

@@ -79,7 +79,7 @@ void expect_equal_bits(const std::vector<T>& expected,
   }
 }
 
-/// `all_reduce(send, recv, reduction)`, `reduce_scatter(send, recv, reduction)`
+/// `all_reduce(send, recv, reduction)`
 using ReduceCall = std::function<void(const void*, void*, const Reduction&)>;
 /// `all_to_all(send, recv, send_bytes, recv_bytes)`
 using AllToAllCall = std::function<void(
@@ -104,11 +104,6 @@ void check_all_gather(Engine& engine, int lane, int rank, int size, std::size_t 
 std::vector<std::size_t> uneven_counts(int size, std::size_t scale);
 
 /// The call is made with and without a factor.
-void check_reduce_scatter_call(int rank,
-                               const std::vector<std::size_t>& counts,
-                               DataType dtype,
-                               ReduceOp op,
-                               const ReduceCall& reduce_scatter);
 void check_reduce_scatter(Engine& engine,
                           int lane,
                           int rank,

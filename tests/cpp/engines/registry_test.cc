@@ -1,9 +1,11 @@
 #include "csrc/engines/registry.h"
 
+#include <memory>
 #include <string>
 
 #include <gtest/gtest.h>
 
+#include "csrc/engines/local/local_engine.h"
 #include "tests/cpp/support/errors.h"
 
 namespace aiacc {
@@ -50,6 +52,24 @@ TEST(RegistryTest, AnEngineThatCannotRunSaysWhy) {
                  [](const std::string& name) { create_engine(name, EngineContext{}); });
   expect_reasons(device_engine_registry(),
                  [](const std::string& name) { create_device_engine(name, EngineContext{}, 1); });
+}
+
+TEST(LocalEngineTest, RefusesMoreThanOneRank) {
+  EngineContext context;
+  context.size = 2;
+  EXPECT_THROW(LocalEngine{context}, Error);
+}
+
+TEST(LocalEngineTest, StaysAbortedAloneAmongItsSplits) {
+  LocalEngine engine{EngineContext()};
+  const std::unique_ptr<Engine> part = engine.split({0}, 3);
+  part->abort(Status(Code::kPeerLost, "first"));
+  part->abort(Status(Code::kInternal, "second"));
+  float value = 1;
+  const Status status = status_of([&] { part->broadcast(0, &value, sizeof value, 0); });
+  EXPECT_EQ(Code::kPeerLost, status.code());
+  EXPECT_EQ("first", status.message());
+  engine.broadcast(0, &value, sizeof value, 0);
 }
 
 }  // namespace

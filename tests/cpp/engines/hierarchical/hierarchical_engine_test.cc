@@ -2,13 +2,16 @@
 
 #include "csrc/engines/hierarchical/hierarchical_engine.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
+#include <random>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "csrc/engines/hierarchical/host_topology.h"
 #include "tests/cpp/engines/engine_worlds.h"
 #include "tests/cpp/support/errors.h"
 
@@ -61,6 +64,39 @@ TEST(HierarchicalTest, ALostRankIsNamedAndEndsAllLevels) {
     }
     EXPECT_THROW(reduce_all(), Error);
   });
+}
+
+TEST(HostTopology, HoldsTogetherForAnySpread) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 500; ++round) {
+    std::vector<int> host_of(1 + random() % 12);
+    for (int& host : host_of) {
+      host = static_cast<int>(random() % 4);
+    }
+    const HostTopology layout(host_of);
+    std::size_t fewest = host_of.size();
+    std::size_t most = 0;
+    for (int host = 0; host < layout.hosts(); ++host) {
+      fewest = std::min(fewest, layout.ranks_on(host).size());
+      most = std::max(most, layout.ranks_on(host).size());
+    }
+    EXPECT_EQ(static_cast<std::size_t>(layout.columns()), fewest);
+    EXPECT_EQ(layout.even(), fewest == most);
+    for (int rank = 0; rank < static_cast<int>(host_of.size()); ++rank) {
+      EXPECT_EQ(layout.ranks_on(layout.host(rank))[static_cast<std::size_t>(layout.local(rank))],
+                rank);
+    }
+    for (int column = 0; column < layout.columns(); ++column) {
+      const std::vector<int> ranks = layout.column(column);
+      ASSERT_EQ(static_cast<int>(ranks.size()), layout.hosts());
+      EXPECT_TRUE(std::is_sorted(ranks.begin(), ranks.end()));
+      for (int host = 0; host < layout.hosts(); ++host) {
+        const int rank = ranks[static_cast<std::size_t>(layout.index_in_column(column, host))];
+        EXPECT_EQ(layout.host(rank), host);
+        EXPECT_EQ(layout.local(rank), column);
+      }
+    }
+  }
 }
 
 }  // namespace

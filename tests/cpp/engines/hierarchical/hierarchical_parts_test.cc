@@ -6,7 +6,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -94,25 +93,19 @@ TEST(HierarchicalMemory, HasNoMoreRoomThanUnitsNeed) {
 }
 
 TEST(HierarchicalFallback, WithoutMemoryOnOneHostAllGoFlat) {
-  testing::internal::CaptureStderr();
-  with_engines(on_hosts("", {0, 1, 0, 1}, without_memory_on_host_of(1)),
-               [](int rank, Engine& engine) {
-                 EXPECT_STREQ("tcp", engine.name());
-                 check_lanes(engine, rank, 4);
-                 check_part(engine, rank, {0, 1, 2}, 5, "tcp");
-               });
-  const std::string log = testing::internal::GetCapturedStderr();
-  EXPECT_EQ(1u, lines_of(log)) << log;
-  EXPECT_NE(std::string::npos, log.find("travel by tcp: [test] no memory; buy some")) << log;
-}
-
-TEST(HierarchicalFallback, OfTheOnlyHost) {
-  testing::internal::CaptureStderr();
-  with_engines(on_hosts("", {0, 0, 0}, without_memory_on_host_of(0)), [](int rank, Engine& engine) {
-    EXPECT_STREQ("tcp", engine.name());
-    check_lanes(engine, rank, 3);
-  });
-  EXPECT_EQ(1u, lines_of(testing::internal::GetCapturedStderr()));
+  for (const std::vector<int>& host_of : {std::vector<int>{0, 1, 0, 1}, {0, 0, 0}}) {
+    const bool alone = host_of[1] == 0;
+    testing::internal::CaptureStderr();
+    with_engines(on_hosts("", host_of, without_memory_on_host_of(alone ? 0 : 1)),
+                 [&](int rank, Engine& engine) {
+                   EXPECT_STREQ("tcp", engine.name());
+                   check_lanes(engine, rank, static_cast<int>(host_of.size()));
+                   check_part(engine, rank, {0, 1, 2}, 5, "tcp");
+                 });
+    const std::string log = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(1u, lines_of(log)) << log;
+    EXPECT_NE(std::string::npos, log.find("travel by tcp: [test] no memory; buy some")) << log;
+  }
 }
 
 /// The engine of all ranks has its memory, and keeps it.

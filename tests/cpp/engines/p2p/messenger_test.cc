@@ -16,6 +16,7 @@
 
 #include <gtest/gtest.h>
 
+#include "csrc/engines/p2p/mailbox.h"
 #include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tcp_world.h"
@@ -140,40 +141,9 @@ TEST(Messenger, BothSendFirst) {
       EXPECT_EQ(self.wait(self.receive(1 - rank, "x", theirs)), 1 - rank);
       self.wait(sent);
       EXPECT_EQ(theirs, pattern(bytes, 1 - rank));
+      EXPECT_FALSE(self.is_lost()) << "though the other one may have left";
     });
   }
-}
-
-TEST(Messenger, KeysInAnyOrderAndEqualOnesInTheirs) {
-  with_ranks(2, [](int rank, Rank& self) {
-    constexpr int kMany = 50;
-    std::vector<std::pair<std::string, int>> order;
-    order.reserve(kMany);
-    for (int i = 0; i < kMany; ++i) {
-      order.emplace_back(i % 2 == 0 ? "even" : "odd", i);
-    }
-    std::vector<Data> data;
-    std::vector<std::uint64_t> tickets;
-    for (const auto& [key, number] : order) {
-      const std::size_t bytes = number % 3 == 0 ? MessageLink::kEagerBytes * 3 : 5;
-      data.push_back(rank == 0 ? pattern(bytes, number) : Data(bytes));
-    }
-    if (rank == 1) {
-      std::stable_partition(
-          order.begin(), order.end(), [](const auto& one) { return one.first == "odd"; });
-    }
-    for (const auto& [key, number] : order) {
-      Data& here = data[static_cast<std::size_t>(number)];
-      tickets.push_back(rank == 0 ? self.send(1, key, here) : self.receive(0, key, here));
-    }
-    for (const std::uint64_t ticket : tickets) {
-      self.wait(ticket);
-    }
-    for (int number = 0; number < kMany; ++number) {
-      const Data& here = data[static_cast<std::size_t>(number)];
-      EXPECT_EQ(here, pattern(here.size(), number)) << number;
-    }
-  });
 }
 
 /// Its payload comes with the offer, and is there already.
@@ -260,18 +230,6 @@ TEST(Messenger, OtherSizesFailBothAndNothingElse) {
   const std::uint64_t sent = self.send(0, "x", data);
   self.wait(self.receive(0, "x", more), "rank 0 sends 2 bytes, rank 0 receives 3");
   self.wait(sent, "rank 0 sends 2 bytes");
-}
-
-TEST(Messenger, ARankThatLeavesAfterItsLastSendLosesNothing) {
-  for (const std::size_t bytes : kSizes) {
-    with_ranks(2, [&](int rank, Rank& self) {
-      const Data mine = pattern(bytes, 5);
-      Data theirs(bytes);
-      self.wait(rank == 0 ? self.send(1, "x", mine) : self.receive(0, "x", theirs));
-      EXPECT_TRUE(rank == 0 || theirs == mine);
-      EXPECT_FALSE(self.is_lost());
-    });
-  }
 }
 
 TEST(Messenger, WhoWaitsForARankThatIsGoneGetsToKnow) {
@@ -413,6 +371,46 @@ TEST(Messenger, ManyAtATime) {
       thread.join();
     }
   });
+}
+
+constexpr int kAny = MessageReceive::kAnySource;
+
+/// The ticket of the receive that takes the message, 0 if none does.
+std::uint64_t offer(Mailbox& mailbox, const std::string& key, int source, std::uint32_t id) {
+  MessageOffer offer;
+  offer.source = source;
+  offer.id = id;
+  const auto receive = mailbox.offer(key, offer);
+  return receive ? receive->ticket : 0;
+}
+
+/// The id of the message that it gets, 0 if there is none.
+std::uint32_t receive(Mailbox& mailbox, const std::string& key, int source, std::uint64_t ticket) {
+  const auto offer = mailbox.receive(key, {source, nullptr, 0, ticket});
+  return offer ? offer->id : 0;
+}
+
+TEST(Mailbox, AnySourceTakesWhatCameFirstAndLeavesTheRest) {
+  Mailbox mailbox;
+  offer(mailbox, "x", 2, 1);
+  offer(mailbox, "x", 1, 2);
+  EXPECT_EQ(receive(mailbox, "x", 1, 1), 2U);
+  EXPECT_EQ(receive(mailbox, "x", kAny, 1), 1U);
+  EXPECT_EQ(receive(mailbox, "x", kAny, 3), 0U);
+  EXPECT_EQ(receive(mailbox, "x", 2, 4), 0U);
+  EXPECT_EQ(offer(mailbox, "x", 2, 5), 3U);  // waited for longer
+  EXPECT_EQ(offer(mailbox, "x", 1, 6), 0U);
+  EXPECT_EQ(offer(mailbox, "x", 2, 7), 4U);
+}
+
+TEST(Mailbox, KnowsWhomItWaitsFor) {
+  Mailbox mailbox;
+  receive(mailbox, "x", 2, 1);
+  receive(mailbox, "y", kAny, 2);
+  EXPECT_TRUE(mailbox.awaits(2));
+  EXPECT_FALSE(mailbox.awaits(1));
+  offer(mailbox, "x", 2, 1);
+  EXPECT_FALSE(mailbox.awaits(2));
 }
 
 }  // namespace

@@ -51,15 +51,6 @@ TEST(UnixSocketTest, CarriesAMessageAndADescriptor) {
   EXPECT_EQ(5U, second.bytes);
 }
 
-TEST(UnixSocketTest, TellsThatTheOtherSideHasGone) {
-  UnixListener listener;
-  auto [one, other] = connected(listener);
-  one.close();
-  char got = 0;
-  EXPECT_EQ(UnixMessage::kGone, receive_message(other, &got, 1).kind);
-  EXPECT_FALSE(send_message(other, "x", 1));
-}
-
 /// As in another network namespace, or after the end of the listener.
 TEST(UnixSocketTest, ANameThatNobodyHasIsAnErrorWithARemedy) {
   std::string name;

@@ -15,7 +15,6 @@
 
 #include <gtest/gtest.h>
 
-#include "csrc/engines/tcp/ring.h"
 #include "tests/cpp/engines/engine_checks.h"
 #include "tests/cpp/engines/engine_worlds.h"
 #include "tests/cpp/support/errors.h"
@@ -145,20 +144,6 @@ TEST(TcpExchangeTest, EveryLaneHasItsOwnConnectionsFromItsFirstUseOn) {
     }
     meet();
   });
-}
-
-/// More than what sockets and buffers hold, and than what a reduce-scatter handles at a time;
-/// sanitizers need long for more ranks.
-TEST(TcpExchangeTest, LargeParts) {
-  for (const int size : {2, 3}) {
-    with_engines(tcp_ranks(size), [&](int rank, Engine& engine) {
-      const auto counts = uneven_counts(size, 3'000'001 / static_cast<std::size_t>(size));
-      check_reduce_scatter(engine, 0, rank, counts, DataType::kUInt8, ReduceOp::kSum);
-      for (const int lane : {1, engine.express_lane()}) {
-        check_all_to_all(engine, lane, rank, size, 500'009);
-      }
-    });
-  }
 }
 
 struct Moment {
@@ -336,22 +321,6 @@ TEST(TcpPiecesTest, AnAbortEndsTheWaitForOneAndAllThatFollow) {
     EXPECT_THROW(engine.start_all_reduce(0, 2, data.data(), 1, kSum), Error);
     EXPECT_THROW(engine.finish_all_reduce(1, 0), Error);
   });
-}
-
-TEST(ChunkTest, CoversEveryElementOnce) {
-  for (const std::size_t element : {1, 2, 4, 8}) {
-    for (const std::size_t count : {0, 1, 7, 63, 64, 65, 1000, 4097}) {
-      for (const int chunks : {1, 2, 3, 7, 8}) {
-        std::size_t next = 0;
-        for (int i = 0; i < chunks; ++i) {
-          const auto [first, length] = chunk_of(count, element, chunks, i);
-          ASSERT_EQ(next, first);
-          next += length;
-        }
-        ASSERT_EQ(count, next);
-      }
-    }
-  }
 }
 
 }  // namespace
