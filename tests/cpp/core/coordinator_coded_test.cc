@@ -235,47 +235,6 @@ TEST_P(CodedTest, WhileARankHasJoinedNothingIsCoded) {
   }
 }
 
-TEST_P(CodedTest, ProcessSetsCodeForThemselves) {
-  if (size() < 3) {
-    GTEST_SKIP() << "needs three ranks";
-  }
-  with_ranks([&](int rank, Coordinator& coordinator, Submitter& submitter) {
-    const std::uint32_t set = coordinator.add_process_set({1, 2});
-    if (rank != 0) {
-      CodedRank mine = given(rank, 500);
-      Request request = coded_request("both", 500, kInt8);
-      request.process_set = set;
-      submitter.finish(submit_in_place(coordinator, submitter, request, mine));
-      const auto wanted = summed(all_given(1, 3, 500), kInt8);
-      expect_result(wanted[static_cast<std::size_t>(rank - 1)], mine, kInt8);
-    }
-    coordinator.remove_process_set(set);
-  });
-}
-
-TEST_P(CodedTest, RanksThatDisagreeAreToldBothCodes) {
-  const std::pair<Coding, std::string> others[] = {
-      {{WireFormat::kInt8Blocks, 512}, "int8_blocks 512"},
-      {{WireFormat::kInt8Blocks, 128 + Coding::kStochastic}, "int8_blocks 65664"},
-      {{WireFormat::kInt4Blocks, 128}, "int4_blocks 128"},
-      {{WireFormat::kLargest, 128}, "largest 128"},
-      {{WireFormat::kTensor, 0}, "tensor"},
-  };
-  with_ranks([&](int rank, Coordinator& coordinator, Submitter& submitter) {
-    for (const auto& [coding, name] : others) {
-      CodedRank mine = given(rank, 500);
-      const Request request = coded_request("x", 500, rank == 1 ? coding : kInt8);
-      const Handle handle = submit_in_place(coordinator, submitter, request, mine);
-      expect_error(status_of([&] { coordinator.wait(handle); }),
-                   Code::kMismatch,
-                   {"rank 0 submitted wire format int8_blocks 128, rank 1 submitted wire format " +
-                    name + ";"});
-      expect_equal_bits(given(rank, 500).residual, mine.residual, "nothing was sent");
-    }
-    EXPECT_EQ(sum(coordinator, "afterwards", 1), static_cast<float>(size()));
-  });
-}
-
 INSTANTIATE_TEST_SUITE_P(Beds,
                          CodedTest,
                          testing::Values(CodedBed{Place::kHost, {2, Transport::kInProcess}},

@@ -1,5 +1,4 @@
 #include <atomic>
-#include <future>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,37 +12,6 @@
 
 namespace aiacc {
 namespace {
-
-/// It goes on nevertheless: the others are told whom they wait for, and for what.
-TEST(CoordinatorGpuFailures, WhatIsRefusedOnOneRankIsAStallOnTheOthers) {
-  for (const bool captures : {false, true}) {
-    NcclWorld gpus(2);
-    CoordinatorWorld world;
-    world.options.stall_fail_s = 0.1;
-    std::promise<void> told;
-    with_gpus(gpus, world, 2, [&](int rank, RankParts& parts, Submitter& gpu) {
-      float value = 1;
-      if (rank == 1) {
-        auto operation = gpu.operation(make_request("x", {1}), &value, &value);
-        operation->request.device = captures ? 1 : 7;
-        gpus.cuda.set_capturing(gpu.stream(), captures);
-        const Status status = status_of([&] { parts.coordinator->submit(std::move(operation)); });
-        gpus.cuda.set_capturing(gpu.stream(), false);
-        expect_error(status,
-                     captures ? Code::kUnsupported : Code::kInvalidArgument,
-                     {captures ? "torch.cuda.graph" : "device 7"});
-        told.get_future().wait();
-        return;
-      }
-      const Status status =
-          status_of([&] { gpu.finish(gpu.submit(make_request("x", {1}), &value, &value)); });
-      told.set_value();
-      expect_error(status,
-                   Code::kTimeout,
-                   {"tensor 'x' has waited", "for rank(s) 1; rank(s) 0 have submitted it"});
-    });
-  }
-}
 
 /// From the first operation, which opens and loads everything, to the end of the job.
 TEST(CoordinatorGpuFailures, WhatAnotherThreadCapturesIsNotSpoilt) {
@@ -192,6 +160,30 @@ TEST(CoordinatorGpuFailures, WhatTheGpuNeverDoesIsReported) {
     const Status status = fatal_status(*parts.coordinator, "later");
     expect_error(status, Code::kTimeout, {"'layer.weight'"});
     gpus.cuda.release();
+  });
+}
+
+TEST(CoordinatorGpuFailures, TooManyCombinationsOfGpus) {
+  constexpr int kDevices = DeviceEngineCache::kSplitIds + 1;
+  FakeCuda cuda(kDevices);
+  FakeNccl nccl(cuda);
+  CoordinatorWorld world;
+  world.size = 1;
+  world.gpu = [&](int) {
+    EngineContext context;
+    return std::make_unique<NcclEngine>(cuda.driver(), nccl.api(), context);
+  };
+  with_coordinators(world, [&](int, RankParts& parts) {
+    const auto use = [&](int device) {
+      Submitter gpu(cuda, parts, device);
+      std::vector<float> values(1, 1);
+      gpu.finish(gpu.submit(make_request("x"), values));
+    };
+    for (int device = 0; device + 1 < kDevices; ++device) {
+      use(device);
+    }
+    expect_error(
+        status_of([&] { use(kDevices - 1); }), Code::kEngine, {"more than 32 combinations"});
   });
 }
 

@@ -13,7 +13,6 @@
 
 #include "csrc/core/coordinator.h"
 #include "tests/cpp/core/execution/coded_steps.h"
-#include "tests/cpp/engines/engine_checks.h"
 #include "tests/cpp/support/submitter.h"
 
 namespace aiacc {
@@ -34,32 +33,6 @@ class CoordinatorGpuTest : public testing::TestWithParam<int> {
   CoordinatorWorld world_;
   int lanes_ = 2;
 };
-
-TEST_P(CoordinatorGpuTest, EveryReductionOfEveryType) {
-  with_gpus([&](int rank, RankParts&, Submitter& gpu) {
-    for (int type = 0; type < kDataTypes; ++type) {
-      const auto dtype = static_cast<DataType>(type);
-      if (dtype == DataType::kInt16 || dtype == DataType::kUInt16) {
-        continue;
-      }
-      for (const ReduceOp op :
-           {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
-        check_all_reduce_call(rank,
-                              size(),
-                              1001,
-                              dtype,
-                              op,
-                              [&](const void* send, void* recv, const Reduction& reduction) {
-                                Request request = make_request("x", {1001});
-                                request.dtype = dtype;
-                                request.op = op;
-                                request.postscale = reduction.factor;
-                                gpu.finish(gpu.submit(request, send, recv));
-                              });
-      }
-    }
-  });
-}
 
 /// A launch costs a thread of NCCL's, so units of a round that are on different lanes share one.
 TEST_P(CoordinatorGpuTest, UnitsOfAllLanesAreLaunchedTogether) {
@@ -117,32 +90,26 @@ TEST_P(CoordinatorGpuTest, UnitsHaveASizeOfTheirOwn) {
   });
 }
 
-TEST_P(CoordinatorGpuTest, AnAlgorithmForAllUnitsOfAnEpoch) {
+TEST_P(CoordinatorGpuTest, AnAlgorithmFromTheStartAndForAllUnitsOfAnEpoch) {
+  world_.options.parameters.algorithm = Algorithm::kRing;
   with_gpus([&](int rank, RankParts& parts, Submitter& gpu) {
+    std::vector<float> values(5000, 1.0F);  // several units
+    gpu.finish(gpu.submit(make_request("x"), values));
+    EXPECT_EQ(static_cast<float>(size()), values.back());
+    barrier(*parts.coordinator, "all have");
+    EXPECT_GE(gpus_.nccl.preferred("ring"), 2 * size());
+    EXPECT_EQ(0, gpus_.nccl.preferred("tree"));
+    barrier(*parts.coordinator, "looked");
     if (rank == 0) {
       Parameters parameters = world_.options.parameters;
       parameters.algorithm = Algorithm::kTree;
       parts.coordinator->propose(parameters);
     }
     while (gpus_.nccl.preferred("tree") < 10 * size()) {
-      float value = 1;
-      gpu.finish(gpu.submit(make_request("x", {1}), &value, &value));
-      ASSERT_EQ(static_cast<float>(size()), value);
+      gpu.finish(gpu.submit(make_request("x"), values));
       barrier(*parts.coordinator, "after");
     }
   });
-  EXPECT_EQ(0, gpus_.nccl.preferred("ring"));
-}
-
-TEST_P(CoordinatorGpuTest, AnAlgorithmFromTheStart) {
-  world_.options.parameters.algorithm = Algorithm::kRing;
-  with_gpus([&](int, RankParts&, Submitter& gpu) {
-    std::vector<float> values(5000, 1.0F);  // several units
-    gpu.finish(gpu.submit(make_request("x", {5000}), values.data(), values.data()));
-    EXPECT_EQ(static_cast<float>(size()), values.back());
-  });
-  EXPECT_GE(gpus_.nccl.preferred("ring"), 2 * size());
-  EXPECT_EQ(0, gpus_.nccl.preferred("tree"));
 }
 
 template <class Step>

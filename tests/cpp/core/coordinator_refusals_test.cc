@@ -14,94 +14,81 @@
 namespace aiacc {
 namespace {
 
-/// What is changed of an all-reduce of "x", and the error.
+/// What is changed of an operation on "x", and the error.
 struct Refusal {
   std::string text;
+  OpKind kind;
   std::function<void(Request&)> change;
   Code code = Code::kInvalidArgument;
 };
 
 /// Of 3 ranks.
 const std::vector<Refusal>& refusals() {
+  constexpr OpKind kSum = OpKind::kAllreduce;
+  constexpr OpKind kGather = OpKind::kAllgather;
+  constexpr OpKind kScatter = OpKind::kReducescatter;
+  constexpr OpKind kCast = OpKind::kBroadcast;
+  constexpr OpKind kExchange = OpKind::kAlltoall;
+  const std::string scalar = "'x': a 0-dimensional tensor";
+  const std::string eight_bits = "wire format float8_e5m2 in host memory (expected float16";
   static const std::vector<Refusal> all = {
-      {"a name of 65537 bytes", [](Request& r) { r.name = std::string(kMaxNameBytes + 1, 'x'); }},
-      {"65 dimensions", [](Request& r) { r.shape.assign(kMaxDimensions + 1, 1); }},
-      {"'x': a 0-dimensional tensor",
-       [](Request& r) {
-         r.kind = OpKind::kAllgather;
-         r.shape.clear();
-       }},
-      {"'x': a 0-dimensional tensor",
-       [](Request& r) {
-         r.kind = OpKind::kAllgather;
-         r.more = {{DataType::kFloat32, {}}};
-       }},
-      {"'x': a 0-dimensional tensor",
-       [](Request& r) {
-         r.kind = OpKind::kReducescatter;
-         r.shape.clear();
-       }},
-      {"'x': root_rank 3 (expected 0..2)",
-       [](Request& r) {
-         r.kind = OpKind::kBroadcast;
-         r.root = 3;
-       }},
+      {"a name of 65537 bytes", kSum, [](auto& r) { r.name.assign(kMaxNameBytes + 1, 'x'); }},
+      {"65 dimensions", kSum, [](auto& r) { r.shape.assign(kMaxDimensions + 1, 1); }},
+      {scalar, kGather, [](auto& r) { r.shape.clear(); }},
+      {scalar, kGather, [](auto& r) { r.more = {{DataType::kFloat32, {}}}; }},
+      {scalar, kScatter, [](auto& r) { r.shape.clear(); }},
+      {"'x': root_rank 3 (expected 0..2)", kCast, [](auto& r) { r.root = 3; }},
       {"[submit] an unnamed broadcast: root_rank",
-       [](Request& r) {
+       kCast,
+       [](auto& r) {
          r.name.clear();
-         r.kind = OpKind::kBroadcast;
          r.root = 3;
        }},
-      {"'x': op=Min",
-       [](Request& r) {
-         r.kind = OpKind::kReducescatter;
-         r.op = ReduceOp::kMin;
-       }},
+      {"'x': op=Min", kScatter, [](auto& r) { r.op = ReduceOp::kMin; }},
       {"'x': 4 splits (expected one per rank, 3)",
-       [](Request& r) {
-         r.kind = OpKind::kAlltoall;
-         r.numbers = {0, 0, 0, 0};
-       }},
-      {"'x': splits [-1, 0, 0] (expected no negative one)",
-       [](Request& r) {
-         r.kind = OpKind::kAlltoall;
-         r.numbers = {-1, 0, 0};
-       }},
+       kExchange,
+       [](auto& r) { r.numbers = {0, 0, 0, 0}; }},
+      {"'x': splits [-1, 0, 0] (expected no neg",
+       kExchange,
+       [](auto& r) { r.numbers = {-1, 0, 0}; }},
       {"'x': splits [0, 0, 2] (expected a sum of at most 1",
-       [](Request& r) {
-         r.kind = OpKind::kAlltoall;
-         r.numbers = {0, 0, 2};
-       }},
+       kExchange,
+       [](auto& r) { r.numbers = {0, 0, 2}; }},
       {"op=Adasum of int32",
-       [](Request& r) {
+       kSum,
+       [](auto& r) {
          r.op = ReduceOp::kAdasum;
          r.dtype = DataType::kInt32;
        }},
       {"op=Adasum over 3 ranks (expected a power of two)",
-       [](Request& r) { r.op = ReduceOp::kAdasum; },
+       kSum,
+       [](auto& r) { r.op = ReduceOp::kAdasum; },
        Code::kUnsupported},
-      {"wire format float8_e5m2 in host memory",
-       [](Request& r) { r.wire = WireFormat::kFloat8E5M2; }},
-      {"wire format float8_e4m3 in host memory (expected float16",
-       [](Request& r) { r.wire = WireFormat::kFloat8E4M3; }},
-      {"process set 1 is not registered", [](Request& r) { r.process_set = 1; }}};
+      {eight_bits, kSum, [](auto& r) { r.wire = WireFormat::kFloat8E5M2; }},
+      {"process set 1 is not registered", kSum, [](auto& r) { r.process_set = 1; }}};
   return all;
 }
 
 /// Of a format that is narrower than float32.
 std::vector<Refusal> refusals_of(const Coding& coding) {
   const std::string name = std::string("wire format ") + name_of(coding.format);
+  const OpKind sum = OpKind::kAllreduce;
   std::vector<Refusal> all = {
       {name + " (expected an all-reduce, and not Adasum)",
-       [](Request& r) { r.op = ReduceOp::kAdasum; }},
-      {name + " (expected an all-reduce", [](Request& r) { r.kind = OpKind::kReducescatter; }},
-      {name + " for float64 (expected float32)", [](Request& r) { r.dtype = DataType::kFloat64; }},
-      {name + " for int32 (expected float32)",
-       [](Request& r) { r.more = {{DataType::kInt32, {1}}}; }}};
+       sum,
+       [](auto& r) { r.op = ReduceOp::kAdasum; }},
+      {name + " (expected an all-reduce", OpKind::kReducescatter, [](auto&) {}},
+      {name + " for float64 (expected float32)",
+       sum,
+       [](auto& r) { r.dtype = DataType::kFloat64; }},
+      {name + " for int32 (expected float32)", sum, [](auto& r) {
+         r.more = {{DataType::kInt32, {1}}};
+       }}};
   for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
     if (is_coded(coding.format)) {
       all.push_back({name + " with op=" + name_of(op) + " (expected Sum or Average)",
-                     [op](Request& r) { r.op = op; }});
+                     sum,
+                     [op](auto& r) { r.op = op; }});
     }
   }
   return all;
@@ -111,7 +98,7 @@ void expect_refusals(Coordinator& coordinator,
                      const std::vector<Refusal>& all,
                      const Coding& coding = {WireFormat::kTensor, 0}) {
   for (const Refusal& refusal : all) {
-    Request request = make_request("x", {1});
+    Request request = make_request("x", refusal.kind, {1});
     request.wire = coding.format;
     request.wire_detail = coding.detail;
     refusal.change(request);
@@ -142,16 +129,10 @@ TEST(CoordinatorRefusals, WireFormatsOfTheWrongTensors) {
                                  Coding{WireFormat::kLargest, 100'000 + Coding::kExact}}) {
       expect_refusals(*parts.coordinator, refusals_of(coding), coding);
     }
-    const std::pair<Coding, const char*> numbers[] = {
-        {{WireFormat::kInt8Blocks, 200}, "200"},
-        {{WireFormat::kInt4Blocks, 0}, "int4_blocks: "},
-        {{WireFormat::kLargest, 0}, "density of 0 millionths"},
-        {{WireFormat::kRandom, 0}, "random: density of 0 mill"},
-        {{WireFormat::kLargest, 200'000}, "density of 200000 millionths (expected 1 to 100000)"},
-        {{WireFormat::kTensor, 7}, "number 7 (expected none)"},
-        {{WireFormat::kBFloat16, 7}, "number 7 (expected none)"}};
-    for (const auto& [coding, text] : numbers) {
-      expect_refusals(*parts.coordinator, {{text, [](Request&) {}}}, coding);
+    for (const auto& [coding, text] :
+         {std::pair(Coding{WireFormat::kInt8Blocks, 200}, "blocks of 200 "),
+          {{WireFormat::kTensor, 7}, "number 7 (expected none)"}}) {
+      expect_refusals(*parts.coordinator, {{text, OpKind::kAllreduce, [](Request&) {}}}, coding);
     }
   });
 }
@@ -206,32 +187,32 @@ TEST(CoordinatorRefusals, TensorsOnGpus) {
   with_gpus(gpus, {}, 1, [&](int, RankParts& parts, Submitter& gpu) {
     float value = 1;
     const Request plain = make_request("x", {1});
-    const auto expect_refusal = [&](const Refusal& refusal) {
+    const auto expect_refusal = [&](Code code, const std::string& text, const auto& change) {
       auto operation = gpu.operation(plain, &value, &value);
-      refusal.change(operation->request);
-      expect_error(
-          status_of([&] { parts.coordinator->submit(operation); }), refusal.code, {refusal.text});
+      change(operation->request);
+      expect_error(status_of([&] { parts.coordinator->submit(operation); }), code, {text});
     };
-    expect_refusal({"Adasum", [](Request& r) { r.op = ReduceOp::kAdasum; }, Code::kUnsupported});
+    expect_refusal(Code::kUnsupported, "Adasum", [](auto& r) { r.op = ReduceOp::kAdasum; });
     expect_refusal(
-        {"int16 (expected", [](Request& r) { r.dtype = DataType::kInt16; }, Code::kUnsupported});
-    expect_refusal({"bfloat16 for float64 (expected float32)", [](Request& r) {
-                      r.wire = WireFormat::kBFloat16;
-                      r.dtype = DataType::kFloat64;
-                    }});
+        Code::kUnsupported, "int16 (expected", [](auto& r) { r.dtype = DataType::kInt16; });
+    expect_refusal(Code::kInvalidArgument, "bfloat16 for float64 (expected float32)", [](auto& r) {
+      r.wire = WireFormat::kBFloat16;
+      r.dtype = DataType::kFloat64;
+    });
     expect_refusal(
-        {"wire format random (expected blocks, the largest elements, or a format of 8 "
-         "to 32 bits); use mstopk, or set AIACC_GPU_ENGINE=staged for it",
-         [](Request& r) {
-           r.wire = WireFormat::kRandom;
-           r.wire_detail = 10'000;
-         },
-         Code::kUnsupported});
-    expect_refusal({"device 1 (expected 0..0", [](Request& r) { r.device = 1; }});
+        Code::kUnsupported,
+        "wire format random (expected blocks, the largest elements, or a format of 8 to 32 bits); "
+        "use mstopk, or set AIACC_GPU_ENGINE=staged for it",
+        [](auto& r) {
+          r.wire = WireFormat::kRandom;
+          r.wire_detail = 10'000;
+        });
+    expect_refusal(
+        Code::kInvalidArgument, "device 1 (expected 0..0", [](auto& r) { r.device = 1; });
     const Handle handle = gpu.submit(plain, &value, &value);
     const auto operation = parts.coordinator->wait(handle);
     gpus.cuda.set_capturing(gpu.stream(), true);
-    expect_refusal({"torch.cuda.graph", [](Request&) {}, Code::kUnsupported});
+    expect_refusal(Code::kUnsupported, "torch.cuda.graph", [](auto&) {});
     expect_error(
         status_of([&] { parts.coordinator->device_path().order_after(*operation, gpu.stream()); }),
         Code::kUnsupported);

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <future>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -64,58 +63,6 @@ TEST_P(ProcessSetsTest, FormingNeedsTheMembersAlone) {
       });
     }
   }
-}
-
-TEST_P(ProcessSetsTest, OfTheSameRanksAreApart) {
-  with_coordinators(world_, [&](int rank, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
-    const std::uint32_t added = coordinator.add_process_set({0, 1});
-    if (rank < 2) {
-      const std::vector<std::uint32_t> sets = {coordinator.form_process_set("a", {1, 0}),
-                                               coordinator.form_process_set("b", {0, 1}),
-                                               added};
-      std::vector<float> values = {1, 10, 100};
-      std::vector<Handle> handles(3);
-      for (std::size_t i = 0; i < 3; ++i) {
-        const std::size_t at = rank == 0 ? i : 2 - i;
-        Request request = make_request("", {1});
-        request.process_set = sets[at];
-        handles[at] = submit(coordinator, request, &values[at], &values[at]);
-      }
-      for (std::size_t i = 0; i < 3; ++i) {
-        finish(coordinator, handles[i]);
-      }
-      EXPECT_EQ(values, (std::vector<float>{2, 20, 200}));
-    }
-    barrier(coordinator, "done");
-  });
-}
-
-/// Overlapping sets that come and go, each rank at its own pace.
-TEST_P(ProcessSetsTest, ManyComeAndGo) {
-  constexpr int kSets = 40;
-  with_coordinators(world_, [&](int rank, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
-    std::mt19937 same(5);
-    for (int i = 0; i < kSets; ++i) {
-      std::vector<int> ranks;
-      for (int member = 0; member < size(); ++member) {
-        if (same() % 2 == 0) {
-          ranks.push_back(member);
-        }
-      }
-      if (index_in(ranks, rank) < 0) {
-        continue;
-      }
-      const std::uint32_t set = coordinator.form_process_set(std::to_string(i), ranks);
-      for (const char* name : {"x", "x", "y"}) {
-        EXPECT_EQ(sum_in(coordinator, set, name, 1), static_cast<float>(ranks.size()));
-      }
-      coordinator.leave_process_set(set);
-    }
-    barrier(coordinator, "done");
-    EXPECT_EQ(coordinator.communicators().ids(), std::vector<std::uint32_t>{0});
-  });
 }
 
 TEST_P(ProcessSetsTest, WhoHasLeftIsNotWaitedFor) {

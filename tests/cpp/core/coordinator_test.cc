@@ -3,31 +3,25 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "csrc/core/execution/host_unit.h"
+#include "csrc/kernels/scale.h"
+#include "tests/cpp/kernels/elements.h"
+#include "tests/cpp/support/allocations.h"
 #include "tests/cpp/support/coordinators.h"
 
 namespace aiacc {
 namespace {
 
 class CoordinatorTest : public CoordinatorSuite {};
-
-TEST_P(CoordinatorTest, OneSumAfterAnother) {
-  with_coordinators(world_, [&](int rank, RankParts& parts) {
-    for (int i = 0; i < 200; ++i) {
-      const std::string name = "x" + std::to_string(i % 3);
-      ASSERT_EQ(sum(*parts.coordinator, name, static_cast<float>(rank + 1)), total());
-    }
-    const CoordinatorStats stats = parts.coordinator->stats();
-    EXPECT_EQ(stats.tensors, 200U);
-    EXPECT_EQ(stats.units, 200U);
-    EXPECT_EQ(stats.data_bytes, 800U);
-  });
-}
 
 TEST_P(CoordinatorTest, WhatNobodyWaitsForIsDoneAfterTheLingerOrAFlush) {
   for (const bool flushes : {false, true}) {
@@ -74,23 +68,6 @@ TEST(CoordinatorAlone, AUnitsWorthDoesNotWaitForTheLinger) {
   });
 }
 
-TEST_P(CoordinatorTest, ProposingDoesNotWaitForTheProgressThread) {
-  with_coordinators(world_, [&](int rank, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
-    for (std::uint64_t i = 0; i < 20; ++i) {
-      if (rank == 0) {
-        std::thread waiter([&] { sum(coordinator, "a", 1); });
-        coordinator.propose({0, 1000 + i, 1 + static_cast<std::uint32_t>(i % 2)});
-        sum(coordinator, "b", 1);  // the others wait for it before they give `a`
-        waiter.join();
-      } else {
-        sum(coordinator, "b", 1);
-        sum(coordinator, "a", 1);
-      }
-    }
-  });
-}
-
 TEST_P(CoordinatorTest, AProposalTakesEffectOnAllRanks) {
   world_.options.parameters.unit_bytes = 1 << 20;
   with_coordinators(world_, [&](int rank, RankParts& parts) {
@@ -107,27 +84,6 @@ TEST_P(CoordinatorTest, AProposalTakesEffectOnAllRanks) {
     }
     barrier(coordinator, "proposed");  // its round, or an earlier one, has carried the proposal
     EXPECT_EQ(units_of_one(), 4U);
-  });
-}
-
-TEST_P(CoordinatorTest, ANameInFlightIsRefusedAndTheFirstGoesOn) {
-  world_.options.linger = std::chrono::hours(1);
-  with_coordinators(world_, [&](int rank, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
-    float value = 1;
-    if (rank != 0) {
-      barrier(coordinator, "rank 0 has tried");
-    }
-    const Handle handle = submit(coordinator, make_request("x", {1}), &value, &value);
-    if (rank == 0) {
-      float other = 1;
-      expect_error(status_of([&] { submit(coordinator, make_request("x", {1}), &other, &other); }),
-                   Code::kInvalidArgument,
-                   {"'x' is already in flight"});
-      barrier(coordinator, "rank 0 has tried");
-    }
-    finish(coordinator, handle);
-    EXPECT_EQ(value, static_cast<float>(size()));
   });
 }
 
@@ -211,8 +167,46 @@ TEST_P(CoordinatorTest, AGroupCountsAsOneTensor) {
     finish(coordinator, coordinator.submit(std::move(operation)));
     EXPECT_EQ(coordinator.stats().tensors, 1U);
     EXPECT_EQ(coordinator.stats().data_bytes, 12U + 40000U);
+    barrier(coordinator, "another one");
+    EXPECT_EQ(coordinator.stats().tensors, 2U);
     EXPECT_EQ(small, std::vector<float>(3, total()));
     EXPECT_EQ(large, std::vector<double>(5000, total()));
+  });
+}
+
+TEST(CoordinatorAverages, OfIntegersAreExactWhenTheyCanBe) {
+  for (int size = 1; size <= 64; ++size) {
+    const double factor = average_factor(DataType::kInt64, size, 3.0);
+    for (std::int64_t average = -1000; average <= 1000; ++average) {
+      const std::int64_t sum = average * size;
+      std::int64_t tripled = 0;
+      scale(&tripled, &sum, 1, DataType::kInt64, factor);
+      ASSERT_EQ(3 * average, tripled) << size;
+    }
+  }
+  EXPECT_EQ(average_factor(DataType::kFloat32, 4, 1.0), 0.25);
+}
+
+/// What two ranks give sums up to the largest number of the type.
+TEST(CoordinatorAverages, OfIntegersHoldUpToTheirLimits) {
+  with_coordinators({}, [](int rank, RankParts& parts) {
+    for (const DataType dtype : all_dtypes()) {
+      visit_dtype(dtype, [&](auto element) {
+        using T = decltype(element);
+        if constexpr (std::is_integral_v<T>) {
+          const T half = std::numeric_limits<T>::max() / 2;
+          const T least = std::numeric_limits<T>::min() / 2;
+          const auto below = [half](int steps) { return static_cast<T>(half - steps); };
+          std::vector<T> values = {half, below(rank), least, below(3 * rank)};
+          Request request = make_request(name_of(dtype));
+          request.dtype = dtype;
+          request.op = ReduceOp::kAverage;
+          finish(*parts.coordinator,
+                 submit(*parts.coordinator, request, values.data(), values.data()));
+          EXPECT_EQ((std::vector<T>{half, below(1), least, below(2)}), values) << name_of(dtype);
+        }
+      });
+    }
   });
 }
 
@@ -257,6 +251,53 @@ INSTANTIATE_TEST_SUITE_P(Worlds,
                                          WorldSetting{3, Transport::kTcp},
                                          WorldSetting{4, Transport::kTcp}),
                          setting_name);
+
+constexpr int kSteps = 200;
+
+/// Tensors as a model has them: some share a unit, some are cut into several, of two types.
+std::vector<Request> gradients() {
+  std::vector<Request> requests;
+  for (const std::int64_t extent : {10, 7000, 300, 1, 300, 2500, 12, 900}) {
+    const std::string name =
+        "gradient.of.a.layer.with.a.long.name." + std::to_string(requests.size());
+    requests.push_back(make_request(name, {extent}));
+    requests.push_back(make_request(name + ".double", {extent / 2 + 1}));
+    requests.back().dtype = DataType::kFloat64;
+  }
+  return requests;
+}
+
+class SteadyState : public testing::TestWithParam<int> {};
+
+TEST_P(SteadyState, AStepAllocatesNothing) {
+  CoordinatorWorld world;
+  world.size = GetParam();
+  world.transport = Transport::kTcp;
+  with_coordinators(world, [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    const std::vector<Request> requests = gradients();
+    std::vector<std::vector<std::byte>> memory;
+    for (const Request& request : requests) {
+      memory.emplace_back(request.bytes());
+    }
+    std::vector<Handle> handles(requests.size());
+    std::size_t fewest = allocations.load();
+    for (int step = 0; step < kSteps; ++step) {
+      const std::size_t before = allocations.load();
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        handles[i] = submit(coordinator, requests[i], memory[i].data(), memory[i].data());
+      }
+      for (const Handle handle : handles) {
+        finish(coordinator, handle);
+      }
+      fewest = std::min(fewest, allocations.load() - before);
+    }
+    // Of all ranks together. A queue that gets longer than ever before grows: not in every step.
+    EXPECT_EQ(0U, fewest) << "rank " << rank;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, SteadyState, testing::Values(1, 2, 3));
 
 }  // namespace
 }  // namespace aiacc

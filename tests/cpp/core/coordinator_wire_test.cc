@@ -10,6 +10,7 @@
 #include "csrc/core/coordinator.h"
 #include "csrc/kernels/half.h"
 #include "tests/cpp/core/execution/coded_steps.h"
+#include "tests/cpp/kernels/elements.h"
 #include "tests/cpp/support/coordinators.h"
 
 namespace aiacc {
@@ -17,15 +18,10 @@ namespace {
 
 class CoordinatorWireTest : public CoordinatorSuite {};
 
-Request narrow_request(const std::string& name, std::int64_t count, WireFormat wire) {
-  Request request = make_request(name, {count});
-  request.wire = wire;
-  return request;
-}
-
 float rounded(float value, WireFormat wire) {
-  return wire == WireFormat::kFloat16 ? half_to_float(float_to_half(value))
-                                      : bfloat16_to_float(float_to_bfloat16(value));
+  return wire == WireFormat::kTensor    ? value
+         : wire == WireFormat::kFloat16 ? half_to_float(float_to_half(value))
+                                        : bfloat16_to_float(float_to_bfloat16(value));
 }
 
 /// Sums of several ranks are rounded on their way, in an order that no rank may see differently.
@@ -34,36 +30,46 @@ TEST_P(CoordinatorWireTest, AllRanksHaveTheSameBitsRoundedFromTheirInputs) {
     return std::sin(static_cast<float>(i)) * static_cast<float>(rank + 1) / 3;
   };
   constexpr std::size_t kCount = 9000;
-  for (const WireFormat wire : {WireFormat::kFloat16, WireFormat::kBFloat16}) {
-    std::vector<std::vector<float>> results(static_cast<std::size_t>(size()));
-    with_coordinators(world_, [&](int rank, RankParts& parts) {
-      std::vector<float>& mine = results[static_cast<std::size_t>(rank)];
-      mine.resize(kCount);
+  std::vector<ReduceOp> ops = engine_ops();
+  ops.push_back(ReduceOp::kAverage);
+  for (const WireFormat wire : {WireFormat::kTensor, WireFormat::kFloat16, WireFormat::kBFloat16}) {
+    const float epsilon = wire == WireFormat::kBFloat16 ? 0x1p-7F : 0x1p-10F;
+    for (const ReduceOp op : ops) {
+      SCOPED_TRACE(std::string(name_of(op)) + " as " + name_of(wire));
+      std::vector<std::vector<float>> results(static_cast<std::size_t>(size()));
+      with_coordinators(world_, [&](int rank, RankParts& parts) {
+        std::vector<float>& mine = results[static_cast<std::size_t>(rank)];
+        mine.resize(kCount);
+        for (std::size_t i = 0; i < kCount; ++i) {
+          mine[i] = given(rank, i);
+        }
+        Request request = make_request("x", {kCount});
+        request.wire = wire;
+        request.op = op;
+        request.prescale = 3;
+        request.postscale = 1.1;
+        finish(*parts.coordinator, submit(*parts.coordinator, request, mine.data(), mine.data()));
+      });
+      for (const std::vector<float>& result : results) {
+        ASSERT_EQ(bits_of(results[0]), bits_of(result));
+      }
+      const WireFormat travels = size() == 1 ? WireFormat::kTensor : wire;
+      const bool averages = op == ReduceOp::kAverage;
+      const auto after = static_cast<float>(averages ? 1.1 / size() : 1.1);
       for (std::size_t i = 0; i < kCount; ++i) {
-        mine[i] = given(rank, i);
+        float combined = rounded(3 * given(0, i), travels);
+        float magnitude = std::abs(combined);
+        for (int rank = 1; rank < size(); ++rank) {
+          const float value = rounded(3 * given(rank, i), travels);
+          combined = combine_plainly(combined, value, averages ? ReduceOp::kSum : op);
+          magnitude += std::abs(value);
+        }
+        if (size() <= 2) {
+          ASSERT_EQ(rounded(combined, travels) * after, results[0][i]) << i;
+        } else if (op != ReduceOp::kProduct) {
+          ASSERT_NEAR(combined * after, results[0][i], epsilon * magnitude) << i;
+        }
       }
-      Request request = narrow_request("x", kCount, wire);
-      request.op = ReduceOp::kAverage;
-      finish(*parts.coordinator, submit(*parts.coordinator, request, mine.data(), mine.data()));
-    });
-    for (const std::vector<float>& result : results) {
-      ASSERT_EQ(bits_of(results[0]), bits_of(result));
-    }
-    const float epsilon = wire == WireFormat::kFloat16 ? 0x1p-10F : 0x1p-7F;
-    for (std::size_t i = 0; i < kCount; ++i) {
-      float exact = 0;
-      float magnitude = 0;
-      for (int r = 0; r < size(); ++r) {
-        exact += size() == 1 ? given(r, i) : rounded(given(r, i), wire);
-        magnitude += std::abs(given(r, i));
-      }
-      const auto ranks = static_cast<float>(size());
-      if (size() == 1) {
-        ASSERT_EQ(exact, results[0][i]) << "nothing travels";
-      } else if (size() == 2) {
-        ASSERT_EQ(rounded(exact, wire) / 2, results[0][i]);
-      }
-      ASSERT_NEAR(exact / ranks, results[0][i], epsilon * magnitude) << i;
     }
   }
 }
@@ -78,8 +84,8 @@ TEST_P(CoordinatorWireTest, HalfTheBytesTravelInHalfTheUnits) {
     std::vector<float> values(std::size_t{1} << 20, 1.0F);
     const auto moved = [&](WireFormat wire) {
       const CoordinatorStats before = coordinator.stats();
-      const auto count = static_cast<std::int64_t>(values.size());
-      const Request request = narrow_request("x", count, wire);
+      Request request = make_request("x", {static_cast<std::int64_t>(values.size())});
+      request.wire = wire;
       finish(coordinator, submit(coordinator, request, values.data(), values.data()));
       const CoordinatorStats after = coordinator.stats();
       return std::pair{after.data_bytes - before.data_bytes, after.units - before.units};

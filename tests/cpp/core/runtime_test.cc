@@ -16,6 +16,7 @@
 #include "csrc/engines/tcp/tcp_engine.h"
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/json.h"
+#include "tests/cpp/support/process.h"
 #include "tests/cpp/support/ranks.h"
 
 namespace aiacc {
@@ -32,8 +33,6 @@ Config defaults() {
 /// Two sessions of one process that reach each other over loopback.
 class Pair {
  public:
-  Pair() : listeners_{listener(), listener()} {}
-
   SessionOptions options(int rank) const {
     SessionOptions options;
     options.topology.rank = rank;
@@ -45,44 +44,14 @@ class Pair {
     return options;
   }
   std::unique_ptr<Session> session(int rank, const Config& config) const {
-    return std::make_unique<Session>(config, options(rank), listener_of(rank));
-  }
-  std::shared_ptr<Listener> listener_of(int rank) const {
-    return listeners_[static_cast<std::size_t>(rank)];
+    const auto index = static_cast<std::size_t>(rank);
+    return std::make_unique<Session>(config, options(rank), listeners_[index]);
   }
 
  private:
-  static std::shared_ptr<Listener> listener() { return std::make_shared<Listener>("127.0.0.1"); }
-  std::vector<std::shared_ptr<Listener>> listeners_;
+  std::vector<std::shared_ptr<Listener>> listeners_{std::make_shared<Listener>("127.0.0.1"),
+                                                    std::make_shared<Listener>("127.0.0.1")};
 };
-
-std::size_t open_descriptors() {
-  std::size_t number = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    ++number;
-  }
-  return number;
-}
-
-/// The text of a timeline, which is removed.
-std::string take_timeline(const std::filesystem::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  EXPECT_TRUE(JsonChecker::valid(text.str())) << text.str();
-  std::filesystem::remove(path);
-  return text.str();
-}
-
-TEST(Session, TwoRanksWorkAndLeave) {
-  const Pair pair;
-  run_as_ranks(2, [&](int rank) {
-    const auto session = pair.session(rank, defaults());
-    EXPECT_EQ(session->topology().rank, rank);
-    EXPECT_STREQ(session->engine().name(), "tcp");
-    EXPECT_EQ(sum(session->coordinator(), "x", 1), 2.0F);
-    EXPECT_GT(session->plane().rounds(), 0U);
-  });
-}
 
 TEST(Session, AnEngineIsForHostMemoryOrForGpus) {
   SessionOptions options;
@@ -110,39 +79,6 @@ TEST(Session, AWishForAnAlgorithmThatNobodyHeedsIsReported) {
   EXPECT_EQ(std::string::npos, log_of("auto").find("AIACC_GPU_ALGORITHM"));
 }
 
-TEST(Session, ComesAndGoesWithoutLeavingDescriptorsOrThreads) {
-  const std::size_t before = open_descriptors();
-  for (int cycle = 0; cycle < 50; ++cycle) {
-    const Pair pair;
-    run_as_ranks(2, [&](int rank) {
-      const auto session = pair.session(rank, defaults());
-      barrier(session->coordinator(), "b");
-    });
-  }
-  EXPECT_EQ(open_descriptors(), before);
-}
-
-TEST(Session, WritesItsTimeline) {
-  const auto path = std::filesystem::temp_directory_path() /
-                    ("aiacc_runtime_" + std::to_string(getpid()) + ".{rank}.json");
-  const Pair pair;
-  Config config = defaults();
-  config.timeline = path.string();
-  config.timeline_mark_cycles = true;
-  run_as_ranks(2, [&](int rank) {
-    const auto session = pair.session(rank, config);
-    sum(session->coordinator(), "x", 1);
-  });
-  for (const char* rank : {"0", "1"}) {
-    std::string name = path.string();
-    name.replace(name.find("{rank}"), 6, rank);
-    const std::string text = take_timeline(name);
-    for (const char* part : {R"("name": "x")", R"("name": "round")", R"("name": "express")"}) {
-      EXPECT_NE(text.find(part), std::string::npos) << part;
-    }
-  }
-}
-
 TEST(Session, BadPlacementsAreRefused) {
   const Pair pair;
   for (const auto& [rank, size] : {std::pair(-1, 2), {2, 2}, {0, 0}}) {
@@ -159,7 +95,7 @@ TEST(Session, BadPlacementsAreRefused) {
 }
 
 TEST(Session, AMissingRankIsATimeoutThatLeavesNothingBehind) {
-  const std::size_t before = open_descriptors();
+  const std::size_t before = process_descriptors();
   {
     const Pair pair;
     Config config = defaults();
@@ -167,7 +103,7 @@ TEST(Session, AMissingRankIsATimeoutThatLeavesNothingBehind) {
     const Status status = status_of([&] { pair.session(0, config); });
     expect_error(status, Code::kTimeout, {"1"});
   }
-  EXPECT_EQ(open_descriptors(), before);
+  EXPECT_EQ(process_descriptors(), before);
 }
 
 SessionOptions alone() {
@@ -181,19 +117,6 @@ TEST(Runtime, SaysHowToStart) {
   expect_error(status, Code::kShutdown, {"hvd.init()"});
 }
 
-TEST(Runtime, StartsAndStopsAgainAndAgain) {
-  Runtime& runtime = Runtime::instance();
-  for (int cycle = 0; cycle < 100; ++cycle) {
-    EXPECT_FALSE(runtime.initialized());
-    runtime.init(alone(), nullptr);
-    runtime.init(alone(), nullptr);  // the second one changes nothing
-    EXPECT_TRUE(runtime.initialized());
-    EXPECT_EQ(sum(runtime.session()->coordinator(), "x", 3), 3.0F);
-    runtime.shutdown();
-    runtime.shutdown();
-  }
-}
-
 TEST(Runtime, ShutdownEndsTheTimelineThoughSomebodyHoldsTheSession) {
   const auto path = std::filesystem::temp_directory_path() /
                     ("aiacc_held_session_" + std::to_string(getpid()) + ".json");
@@ -203,7 +126,10 @@ TEST(Runtime, ShutdownEndsTheTimelineThoughSomebodyHoldsTheSession) {
   held->timeline().start(path.string(), false);
   sum(held->coordinator(), "x", 1);
   runtime.shutdown();
-  take_timeline(path);
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  EXPECT_TRUE(JsonChecker::valid(text.str())) << text.str();
+  std::filesystem::remove(path);
 }
 
 TEST(Runtime, ShutdownReleasesThreadsThatWait) {

@@ -5,8 +5,6 @@
 #include <map>
 #include <memory>
 #include <random>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -45,12 +43,6 @@ class NegotiatingRanks {
   }
   void submit_everywhere(const Request& request) {
     for (int rank = 0; rank < size(); ++rank) {
-      submit(rank, request);
-    }
-  }
-  /// On the members of its process set.
-  void submit_to_set(const Request& request) {
-    for (const int rank : *of(0).process_sets().members(request.process_set)) {
       submit(rank, request);
     }
   }
@@ -111,26 +103,6 @@ class NegotiatingRanks {
   std::vector<RoundOutcome> round() {
     begin_round();
     return finish_round();
-  }
-
-  /// Rounds for as long as some rank has something urgent; the last one's outcomes.
-  std::vector<RoundOutcome> urgent_rounds() {
-    std::vector<RoundOutcome> outcomes;
-    while (std::any_of(
-        negotiators_.begin(), negotiators_.end(), [](const auto& one) { return one->urgent(); })) {
-      outcomes = round();
-    }
-    return outcomes;
-  }
-
-  /// Labels of what waits at this rank, sorted.
-  std::vector<std::string> pending(int rank) const {
-    std::vector<std::string> names;
-    for (const auto& [ticket, request] : alive_[static_cast<std::size_t>(rank)]) {
-      names.push_back(label_of(request->process_set, request->name));
-    }
-    std::sort(names.begin(), names.end());
-    return names;
   }
 
  private:

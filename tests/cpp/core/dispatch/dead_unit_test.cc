@@ -107,53 +107,48 @@ TEST(DeadUnitWatch, NothingIsStuckUntilLanesHadTimeToGoOn) {
   EXPECT_TRUE(watch.should_ask(2 * kLimit, later(0.26)));
 }
 
-TEST(DeadUnit, AllWaitInIt) {
-  const auto text = reason_of({{unit(1, 5, kStuck)}, {unit(1, 5, kStuck)}});
-  ASSERT_TRUE(text.has_value());
-  EXPECT_NE(text->find("unit 5 of process set 0 on lane 1 ('t5') can never end"), std::string::npos)
-      << *text;
-  EXPECT_NE(text->find("rank(s) 0, 1 wait in it"), std::string::npos) << *text;
-}
-
-TEST(DeadUnit, ForWhomEachOfThemWaits) {
+TEST(DeadUnit, IsAUnitThatNobodyKeepsAlive) {
   LaneReport in_a_ring = unit(1, 1, kStuck, 1);
   in_a_ring.ahead = 2;
-  const auto text = reason_of({{in_a_ring}, {}, {in_a_ring}, {in_a_ring}}, {0, 2, 3});
-  ASSERT_TRUE(text.has_value());
-  EXPECT_NE(text->find("0 (for rank 3), 2 (for rank 0), 3 (for rank 2) wait"), std::string::npos)
-      << *text;
-}
-
-TEST(DeadUnit, SomeWaitAndTheOthersAreIdleOrFurther) {
-  const auto text =
-      reason_of({{unit(1, 5, kStuck)}, {}, {unit(1, 6, !kStuck)}, {unit(0, 4, !kStuck)}});
-  ASSERT_TRUE(text.has_value());
-  EXPECT_NE(text->find("rank(s) 0 wait in it, rank(s) 1, 2, 3 are done with it"), std::string::npos)
-      << *text;
-}
-
-TEST(DeadUnit, AMemberThatComputesOrMovesBytesKeepsItAlive) {
-  EXPECT_FALSE(reason_of({{unit(1, 5, kStuck)}, {unit(1, 5, !kStuck)}, {}}).has_value());
-}
-
-TEST(DeadUnit, AMemberInAnEarlierUnitOfTheLaneKeepsItAlive) {
-  EXPECT_FALSE(reason_of({{unit(1, 5, kStuck)}, {unit(1, 4, !kStuck)}}).has_value());
-  EXPECT_FALSE(
-      reason_of({{unit(1, 5, kStuck)}, {unit(1, 4, !kStuck, 1)}, {unit(1, 4, !kStuck, 1)}}, {1, 2})
-          .has_value());
-}
-
-TEST(DeadUnit, TheFirstInTheOrderOfAgreementIsNamed) {
-  // Rank 0 waits for rank 1, which waits in an earlier unit for a rank that is done with it.
-  const auto text =
-      reason_of({{unit(1, 5, kStuck)}, {unit(1, 4, kStuck, 1)}, {unit(1, 5, kStuck)}}, {1, 2});
-  ASSERT_TRUE(text.has_value());
-  EXPECT_NE(text->find("unit 4 of process set 1"), std::string::npos) << *text;
-}
-
-TEST(DeadUnit, RanksOutsideOfItsSetDoNotMatter) {
-  const auto text = reason_of({{unit(1, 3, !kStuck)}, {unit(1, 4, kStuck, 1)}, {}}, {1, 2});
-  ASSERT_TRUE(text.has_value());
+  const LaneReport stuck = unit(1, 5, kStuck);
+  const struct {
+    const char* what;
+    std::vector<std::vector<LaneReport>> lanes;
+    std::vector<int> subset;
+    const char* text;  ///< of the reason; none: it is alive
+  } rows[] = {
+      {"all wait",
+       {{stuck}, {stuck}},
+       {},
+       "unit 5 of process set 0 on lane 1 ('t5') can never end"},
+      {"all wait", {{stuck}, {stuck}}, {}, "rank(s) 0, 1 wait in it"},
+      {"for whom each of them waits",
+       {{in_a_ring}, {}, {in_a_ring}, {in_a_ring}},
+       {0, 2, 3},
+       "0 (for rank 3), 2 (for rank 0), 3 (for rank 2) wait"},
+      {"the others are idle or further",
+       {{stuck}, {}, {unit(1, 6, !kStuck)}, {unit(0, 4, !kStuck)}},
+       {},
+       "rank(s) 0 wait in it, rank(s) 1, 2, 3 are done with it"},
+      {"a member computes or moves bytes", {{stuck}, {unit(1, 5, !kStuck)}, {}}, {}, nullptr},
+      {"a member is in an earlier unit", {{stuck}, {unit(1, 4, !kStuck)}}, {}, nullptr},
+      {"in one of another set",
+       {{stuck}, {unit(1, 4, !kStuck, 1)}, {unit(1, 4, !kStuck, 1)}},
+       {1, 2},
+       nullptr},
+      {"rank 1 waits in an earlier unit, for a rank that is done with it",
+       {{stuck}, {unit(1, 4, kStuck, 1)}, {stuck}},
+       {1, 2},
+       "unit 4 of process set 1"},
+      {"a rank outside of its set does not matter",
+       {{unit(1, 3, !kStuck)}, {unit(1, 4, kStuck, 1)}, {}},
+       {1, 2},
+       "unit 4 of process set 1"}};
+  for (const auto& [what, lanes, subset, text] : rows) {
+    const std::string reason = reason_of(lanes, subset).value_or("");
+    EXPECT_EQ(text != nullptr, !reason.empty()) << what;
+    EXPECT_TRUE(text == nullptr || reason.find(text) != std::string::npos) << reason;
+  }
 }
 
 TEST(DeadUnit, NothingIsSaidOfUnknownSetsAndMissingAnswers) {

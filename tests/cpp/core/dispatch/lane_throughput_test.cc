@@ -4,8 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
-#include <thread>
-#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -69,24 +67,12 @@ TEST_F(LaneThroughputTest, SuggestsWhenASecondLookConfirmsTheFirst) {
   EXPECT_EQ((*weights)[1], kFullWeight / 4);
 }
 
-TEST_F(LaneThroughputTest, OneOddWindowChangesNothing) {
-  for (int i = 0; i < 10; ++i) {
-    work(i % 2 == 0 ? 4 : 1);
-    EXPECT_FALSE(suggest());
-  }
-}
-
-TEST_F(LaneThroughputTest, ALaneIsNotSlowBecauseItsThreadIs) {
-  for (int i = 0; i < 10; ++i) {
-    work(4, kUnit, 0.3);
-    EXPECT_FALSE(suggest());
-  }
-}
-
-TEST_F(LaneThroughputTest, SmallUnitsDoNotCount) {
-  for (int i = 0; i < 10; ++i) {
-    work(4, kUnit / 2);
-    EXPECT_FALSE(suggest());
+TEST_F(LaneThroughputTest, OneOddWindowAThreadThatIsSlowAndSmallUnitsChangeNothing) {
+  for (const int why : {0, 1, 2}) {
+    for (int i = 0; i < 10; ++i) {
+      work(why == 0 && i % 2 == 1 ? 1 : 4, why == 2 ? kUnit / 2 : kUnit, why == 1 ? 0.3 : 1);
+      EXPECT_FALSE(suggest()) << why;
+    }
   }
 }
 
@@ -109,28 +95,6 @@ TEST_F(LaneThroughputTest, ANewEpochIsMeasuredAnew) {
   EXPECT_FALSE(suggest(1));
   work(4);
   EXPECT_TRUE(suggest(1));
-}
-
-TEST_F(LaneThroughputTest, LanesWriteWhileTheProgressThreadReads) {
-  std::vector<std::thread> lanes;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    lanes.emplace_back([&, lane] {
-      for (int i = 0; i < 5000; ++i) {
-        throughput_.note(lane, kUnit, std::chrono::milliseconds(1));
-        engine_.sent_s[static_cast<std::size_t>(lane)] = i * 1e-3;
-      }
-    });
-  }
-  for (int i = 0; i < 1000; ++i) {
-    suggest();
-  }
-  for (std::thread& lane : lanes) {
-    lane.join();
-  }
-  work(1);
-  suggest();
-  work(1);
-  EXPECT_FALSE(suggest());
 }
 
 }  // namespace

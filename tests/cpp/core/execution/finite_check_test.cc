@@ -3,8 +3,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <limits>
-#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -34,9 +32,7 @@ std::size_t occurrences(const std::string& text, const std::string& part) {
 TEST(FiniteProblem, NamesTensorRankAndWhat) {
   CheckedUnit unit;
   EXPECT_EQ("", finite_problem({}, {"w", 0, 0, 1}, unit, 3));
-  std::string text = finite_problem({1, 0, 0, 0}, {"layer.weight", 0, 0, 1}, unit, 3);
-  EXPECT_TRUE(contains(text, "allreduce 'layer.weight': rank 3 gave NaN (float32;")) << text;
-  text = finite_problem({1, 1, 0, 0}, {"w", 2, 0, 1}, unit, 0);
+  std::string text = finite_problem({1, 1, 0, 0}, {"w", 2, 0, 1}, unit, 0);
   EXPECT_TRUE(contains(text, "'w (process set 2)': rank 0 gave NaN and infinity (")) << text;
   unit.kind = OpKind::kReducescatter;
   unit.dtype = DataType::kFloat16;
@@ -44,10 +40,6 @@ TEST(FiniteProblem, NamesTensorRankAndWhat) {
   EXPECT_TRUE(
       contains(text, "reducescatter 'g', tensor 1 of 4: rank 0 gave numbers too large for float16"))
       << text;
-  unit.dtype = DataType::kFloat32;
-  unit.wire = WireFormat::kBFloat16;
-  text = finite_problem({0, 0, 1, 0}, {"w", 0, 0, 1}, unit, 0);
-  EXPECT_TRUE(contains(text, "too large for bfloat16 (float32 on its way as bfloat16;")) << text;
 }
 
 TEST(FiniteModeFrom, NamesAndOtherWords) {
@@ -66,29 +58,25 @@ struct Trouble {
   WireFormat wire;
   double prescale;
   std::uint64_t bits;  ///< of one element; the others are 1
-  const char* text;
+  std::string text;
 };
 
+const std::string kGave = "rank 1 gave ";
 const Trouble kNan = {
-    "Nan", DataType::kFloat32, WireFormat::kTensor, 1.0, 0xffc00000, "rank 1 gave NaN (float32;"};
-const Trouble kInfinity = {"Infinity",
-                           DataType::kBFloat16,
-                           WireFormat::kTensor,
-                           1.0,
-                           0xff80,
-                           "rank 1 gave infinity (bfloat16;"};
-const Trouble kScaled = {"Scaled",
-                         DataType::kFloat16,
-                         WireFormat::kTensor,
-                         2.0,
-                         0x7800,
-                         "rank 1 gave numbers too large for float16 (float16;"};
-const Trouble kNarrowed = {"Narrowed",
-                           DataType::kFloat32,
-                           WireFormat::kFloat16,
-                           1.0,
-                           0x49742400,  // 1e6
-                           "too large for float16 (float32 on its way as float16;"};
+    "Nan", DataType::kFloat32, WireFormat::kTensor, 1, 0xffc00000, kGave + "NaN (float32;"};
+const Trouble kInfinity = {
+    "Infinity", DataType::kBFloat16, WireFormat::kTensor, 1, 0xff80, kGave + "infinity (bfloat16;"};
+const std::string kTooLarge = kGave + "numbers too large for float16 (";
+const Trouble kScaled = {
+    "Scaled", DataType::kFloat16, WireFormat::kTensor, 2, 0x7800, kTooLarge + "float16;"};
+const std::string kOnItsWay = kTooLarge + "float32 on its way as float16;";
+const Trouble kNarrowed = {  // 1e6
+    "Narrowed",
+    DataType::kFloat32,
+    WireFormat::kFloat16,
+    1,
+    0x49742400,
+    kOnItsWay};
 
 struct Setting {
   Place place;
@@ -212,18 +200,6 @@ TEST_P(FiniteCheckTest, WarnsOfATensorOnceAndGoesOn) {
   EXPECT_EQ(1U, occurrences(log, "[finite]")) << log;
   EXPECT_TRUE(contains(log, "'b': ")) << log;
   EXPECT_TRUE(contains(log, GetParam().trouble.text)) << log;
-}
-
-TEST_P(FiniteCheckTest, SaysNothingOfFiniteNumbers) {
-  testing::internal::CaptureStderr();
-  with_ranks(FiniteMode::kRaise, [&](int, RankParts& parts, Submitter& gpu) {
-    configure_log(LogLevel::kWarning, -1);
-    for (int i = 0; i < 5; ++i) {
-      Step step = make_step(false);
-      ASSERT_TRUE(run(parts, gpu, step).ok());
-    }
-  });
-  EXPECT_EQ("", testing::internal::GetCapturedStderr());
 }
 
 /// The next unit in the lane must not take the place of one that is held back: rank 0 would get the

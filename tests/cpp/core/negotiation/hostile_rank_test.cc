@@ -417,8 +417,5 @@ void run_jobs(std::uint32_t jobs) {
 TEST(HostileRank, HonestRanksComeToTheSameEnd) { run_jobs(2'000); }
 TEST(HostileRankNightly, HonestRanksComeToTheSameEnd) { run_jobs(10'000); }
 
-/// By hand, with --gtest_also_run_disabled_tests.
-TEST(HostileRank, DISABLED_HonestRanksComeToTheSameEndInManyJobs) { run_jobs(200'000); }
-
 }  // namespace
 }  // namespace aiacc

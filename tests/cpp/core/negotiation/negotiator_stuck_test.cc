@@ -1,7 +1,9 @@
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
+#include "csrc/core/negotiation/near_miss.h"
 #include "csrc/core/negotiation/negotiator.h"
 #include "tests/cpp/support/negotiators.h"
 #include "tests/cpp/support/requests.h"
@@ -86,13 +88,6 @@ TEST_P(NegotiatorStuckTest, ARoundThatDecidesSomethingIsLookedAtAgain) {
     EXPECT_FALSE(outcome.ready[0].status.ok());
     EXPECT_FALSE(outcome.look_again);
   }
-}
-
-TEST_P(NegotiatorStuckTest, NamesThatUsersGaveAreLeftToTheStallInspector) {
-  NegotiatingRanks ranks(size());
-  stick(ranks, true);
-  ranks.submit(0, make_request("a"));
-  EXPECT_TRUE(ranks.round()[0].ready.empty());
 }
 
 /// All but rank 0 mean another kind of operation of the same name.
@@ -185,9 +180,70 @@ TEST_P(NegotiatorStuckTest, OtherNamesAreLeftToTheStallInspector) {
   for (int round = 0; round < 3; ++round) {
     EXPECT_TRUE(ranks.round()[0].ready.empty());
   }
+  NegotiatingRanks others(size());
+  stick(others, true);
+  others.submit(0, make_request("a"));
+  EXPECT_TRUE(others.round()[0].ready.empty()) << "a name that the user gave";
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, NegotiatorStuckTest, testing::Values(2, 4, 7));
+
+RankSet ranks_of(const std::vector<int>& ranks) {
+  RankSet set;
+  for (const int rank : ranks) {
+    set.add(rank);
+  }
+  return set;
+}
+
+/// "name: label label; name: ..."
+std::string found(const std::vector<PendingName>& names) {
+  Answers answers;
+  answers.ranks = RankSet(0, 3);
+  answers.names = names;
+  std::string text;
+  for (const NearMiss& miss : near_misses(answers)) {
+    text += (text.empty() ? "" : "; ") + miss.name + ":";
+    for (const PendingName& one : miss.operations) {
+      text += " " + one.label;
+    }
+  }
+  return text;
+}
+
+TEST(NearMiss, OneNameOfTwoKindsOnDifferentRanks) {
+  EXPECT_EQ("x: allgather.x allreduce.x",
+            found({{"allgather.x", ranks_of({1})}, {"allreduce.x", ranks_of({0, 2, 3})}}));
+  EXPECT_EQ("a.b: broadcast.a.b grouped_allreduce.a.b sparse_allreduce.a.b",
+            found({{"broadcast.a.b", ranks_of({0})},
+                   {"grouped_allreduce.a.b", ranks_of({1})},
+                   {"sparse_allreduce.a.b", ranks_of({2})}}));
+}
+
+TEST(NearMiss, BothOnOneRankIsFine) {
+  EXPECT_EQ("", found({{"allgather.x", ranks_of({0})}, {"allreduce.x", ranks_of({0})}}));
+  EXPECT_EQ("", found({{"allgather.x", ranks_of({0})}, {"allreduce.x", ranks_of({0, 1})}}));
+  EXPECT_EQ("x: allgather.x allreduce.x",
+            found({{"allgather.x", ranks_of({0, 1})}, {"allreduce.x", ranks_of({0, 2})}}));
+}
+
+TEST(NearMiss, OnlyThoseThatCross) {
+  EXPECT_EQ("x: allgather.x allreduce.x",
+            found({{"allgather.x", ranks_of({0, 1})},
+                   {"allreduce.x", ranks_of({2})},
+                   {"broadcast.x", ranks_of({0, 1, 2})}}));
+}
+
+TEST(NearMiss, OtherNamesSetsAndAutomaticOnes) {
+  EXPECT_EQ("", found({{"allgather.x", ranks_of({0})}, {"allreduce.y", ranks_of({1})}}));
+  EXPECT_EQ("", found({{"layer.x", ranks_of({0})}, {"other.x", ranks_of({1})}}));
+  EXPECT_EQ("", found({{"x", ranks_of({0})}, {"allreduce.x", ranks_of({1})}}));
+  EXPECT_EQ(
+      "", found({{"allgather.x (process set 1)", ranks_of({0})}, {"allreduce.x", ranks_of({1})}}));
+  EXPECT_EQ(
+      "",
+      found({{"allgather.noname.0.5", ranks_of({0})}, {"allreduce.noname.0.5", ranks_of({1})}}));
+}
 
 }  // namespace
 }  // namespace aiacc

@@ -122,10 +122,5 @@ TEST(RequestMatching, RanksOfAProcessSetAreNamedByTheirNumbers) {
       "shape [5]; all ranks must agree on it");
 }
 
-TEST(RequestMatching, ShapesAsText) {
-  EXPECT_EQ(shape_text({}), "[]");
-  EXPECT_EQ(shape_text({7}), "[7]");
-}
-
 }  // namespace
 }  // namespace aiacc

@@ -40,24 +40,6 @@ std::vector<std::string> names_of(const std::string& model, std::size_t count) {
   return names;
 }
 
-TEST(ResponseCache, MoreNamesThanCapacityGetSlotsAndKeepThem) {
-  const std::vector<std::string> names = names_of("", 100);
-  for (const std::size_t capacity : {1, 7, 40, 99, 100, 1000}) {
-    SCOPED_TRACE(capacity);
-    ResponseCache cache(capacity);
-    std::size_t before = names.size() + capacity;
-    std::size_t steps = 0;
-    for (std::size_t misses = names.size(); misses > 0; ++steps) {
-      misses = misses_of_step(cache, names);
-      ASSERT_LT(misses, before) << "step " << steps << " has taught nothing";
-      before = misses;
-    }
-    EXPECT_LE(steps, (names.size() + capacity - 1) / capacity + 1);
-    EXPECT_EQ(misses_of_step(cache, names), 0U);
-    EXPECT_EQ(cache.slots(), names.size());
-  }
-}
-
 /// Names with a number that counts steps never come again.
 TEST(ResponseCache, NamesThatComeOnceTakeLittleAndThoseOfAnOldModelGo) {
   ResponseCache cache(10, 500);

@@ -162,21 +162,6 @@ TEST_P(RoundEntriesTest, TheUnionDoesNotDependOnTheOrderOfFolding) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, RoundEntriesTest, testing::Values(1, 2, 3, 64, 65, 1024));
 
-/// Every rank asks for something else: nothing can be merged.
-TEST(RoundEntries, AUnionOfDifferentNamesIsBounded) {
-  const Bytes all = union_of(128, [](int rank) {
-    std::vector<Request> requests;
-    for (int i = 0; i < 60; ++i) {
-      requests.push_back(
-          make_request(std::to_string(rank) + "." + std::to_string(i) + std::string(1000, 'x')));
-    }
-    return requests;
-  });
-  EXPECT_LE(all.size(), kRoundBudget);
-  EXPECT_GT(all.size(), kRoundBudget / 2);
-  EXPECT_TRUE(decoded(all).cut);
-}
-
 TEST(RoundEntries, WhatIsTooLargeForARoundTravelsAlone) {
   Request group = make_request("group");
   group.more.assign(600'000, {DataType::kFloat32, {1'000'000, 1'000'000}});

@@ -36,18 +36,16 @@ Answers answers_of(const std::vector<std::vector<std::string>>& by_rank) {
   return answers;
 }
 
-TEST(StallInspector, NeverAsksWithoutReason) {
+TEST(StallInspector, NeverAsksWithoutReasonOrSwitchedOff) {
   StallInspector inspector(10, 0);
   EXPECT_EQ(inspector.next_check({}), Clock::time_point::max());
   EXPECT_FALSE(inspector.should_ask({}, at(1000)));
   EXPECT_FALSE(inspector.should_ask({{"x", at(0)}}, at(9.9)));
-}
-
-TEST(StallInspector, SwitchedOffItNeverAsksAndReportsNothingThatOthersAskedFor) {
-  StallInspector inspector(0, 0);
-  EXPECT_EQ(inspector.next_check({{"x", at(0)}}), Clock::time_point::max());
-  EXPECT_FALSE(inspector.should_ask({{"x", at(0)}}, at(1e6)));
-  EXPECT_TRUE(inspector.inspect({{"x", at(0)}}, answers_of({{"x"}, {}}), kSets, at(1)).empty());
+  StallInspector off(0, 0);
+  EXPECT_EQ(off.next_check({{"x", at(0)}}), Clock::time_point::max());
+  EXPECT_FALSE(off.should_ask({{"x", at(0)}}, at(1e6)));
+  EXPECT_TRUE(off.inspect({{"x", at(0)}}, answers_of({{"x"}, {}}), kSets, at(1)).empty())
+      << "what others have asked for";
 }
 
 TEST(StallInspector, AsksOncePerPeriodAboutTheOldest) {
