@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+import aiacc
+from aiacc import _core
 from aiacc.optim import LAMB, LARS, AdamSGD, interpolation, linear_decay
 from aiacc.optim.schedules import linear_factor
 from tests.unit.optim.training import SHAPES, STEPS, assert_close, gradients, parameters, train
@@ -303,3 +305,38 @@ def test_linear_decay_with_warm_up():
     for bad in ({"warm_up": 4}, {"warm_up": -1}, {"last": -1.0}):
         with pytest.raises(ValueError, match="expected"):
             linear_decay(optimizer, 4, **bad)
+
+
+# --- what the core takes of a step; tests/gpu has those on a GPU
+
+#: No machine has so many GPUs.
+NO_GPU = 1000
+
+
+def test_the_core_wants_a_number_as_rate_of_tensors_on_the_cpu():
+    weight = ones(2, 2)
+    with pytest.raises(ValueError, match="fused=True with a tensor on cpu as lr and parameters on"):
+        step(LARS([weight], lr=torch.tensor(0.1), fused=True), [weight])
+
+
+def test_lamb_has_no_step_in_host_memory():
+    weight = ones(2, 2)
+    optimizer = LAMB([weight], fused=True)
+    said = r"fused=True with torch\.float32 on cpu .expected .* cuda"
+    with pytest.raises(ValueError, match=said):
+        step(optimizer, [weight])
+    assert not optimizer.state[weight]  # as if nobody had called it
+
+
+def test_a_gpu_that_is_not_there_has_no_kernels():
+    assert _core.optim_problem(NO_GPU).startswith("[")
+    numbers = ("lr", "momentum", "dampening", "weight_decay", "trust_coefficient", "eps")
+    flags = dict.fromkeys(("nesterov", "larc", "adapt", "first"), False)
+    ratios = {"least_ratio": 0.0, "largest_ratio": 1.0}
+    options = _core.LarsOptions(**dict.fromkeys(numbers, 0.1), **ratios, **flags)
+    with pytest.raises((ValueError, aiacc.EngineError)):
+        _core.lars_step_on_gpu([], options, device=NO_GPU, stream=0, lr=0, workspace=0)
+
+
+def test_memory_for_sums_grows_by_16_bytes_a_tensor():
+    assert _core.optim_workspace_bytes(7) - _core.optim_workspace_bytes(0) == 7 * 16
