@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -59,9 +60,6 @@ def test_a_program_that_fails_is_an_error_with_what_it_has_written():
 
 
 def test_an_interruption_kills_the_program(monkeypatch):
-    def interrupted(self, *_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    monkeypatch.setattr(subprocess.Popen, "communicate", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         run_program(["sleep", "1000"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -112,9 +113,7 @@ def test_a_rank_without_memory_leaves_a_job_that_did_not_ask_for_mpi_to_tcp(monk
     mpi = Job(monkeypatch, fabrics=["mlx5_0"])
     assert agree(mpi.table).engine == "hierarchical-mpi"
 
-    def refuse(lanes):
-        raise EngineError("no memory for lanes")
-
+    refuse = Mock(side_effect=EngineError("no memory for lanes"))
     monkeypatch.setattr(_core, "mpi_reserve", refuse)
     plan = mpi.meet()
     assert plan.engine == "hierarchical"

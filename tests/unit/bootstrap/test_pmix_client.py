@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -64,15 +65,14 @@ def test_bytes_that_come_meanwhile_are_held_as_long(ends, monkeypatch):
 
 @pytest.mark.parametrize("why", ["no answer", "no thread"])
 def test_it_is_released_without_an_answer_or_a_thread(ends, monkeypatch, why):
-    def none_left(_):
-        raise RuntimeError("can't start new thread")
-
     client, server = ends
     if why == "no answer":
         monkeypatch.setattr(pmix_client, "_LAST_ANSWER_S", 0.0)
         pmix_client.hold(client).join()
     else:
-        monkeypatch.setattr(threading.Thread, "start", none_left)
+        monkeypatch.setattr(
+            threading.Thread, "start", Mock(side_effect=RuntimeError("no new thread"))
+        )
         pmix_client.hold(client)
     server.sendall(b"answer")
     assert is_readable(client, PATIENT_MS)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -77,17 +78,13 @@ def test_process_ids_are_valid_in_one_place():
     assert rivals.process_space() == rivals.process_space() != ""
 
 
-def forbidden(process):
-    raise PermissionError(1, "seccomp")
-
-
 @pytest.fixture(params=["descriptor", "system call", "poll"])
 def way(request, monkeypatch):
     """How it is seen that a process has ended."""
     if request.param == "system call":
         monkeypatch.delattr(os, "pidfd_open")
     elif request.param == "poll":
-        monkeypatch.setattr(processes, "open_pidfd", forbidden)
+        monkeypatch.setattr(processes, "open_pidfd", Mock(side_effect=PermissionError))
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ import random
 import socket
 import threading
 from dataclasses import asdict
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -245,18 +247,14 @@ def test_what_a_store_holds_and_cannot_be_read(entry, seen, text, monkeypatch):
 
 
 def test_a_lost_store_is_an_error():
-    class Broken:
-        def set(self, key, value):
-            raise RuntimeError("Connection reset by peer\nstack")
-
+    lost = RuntimeError("Connection reset by peer\nstack")
+    broken = SimpleNamespace(set=Mock(side_effect=lost))
     with pytest.raises(BootstrapError, match=r"lost the store.*Connection reset by peer;"):
-        StoreProvider(Broken(), 0, 2).all_gather(b"x", timeout_s=20)
+        StoreProvider(broken, 0, 2).all_gather(b"x", timeout_s=20)
 
 
 def test_a_thread_that_cannot_be_made(monkeypatch):
-    def refuse(_):
-        raise RuntimeError("can't start new thread")
-
+    refuse = Mock(side_effect=RuntimeError("can't start new thread"))
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(BootstrapError, match=r"can't start new thread.*ulimit -u"):
         under_torchrun().all_gather(b"", timeout_s=0.2)

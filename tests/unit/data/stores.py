@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import random
 import signal
+from unittest.mock import Mock
 
 from aiacc.data.account import Account, on_disk
 from aiacc.data.arena import Arena
@@ -72,12 +73,9 @@ def mapped(path):
 @contextlib.contextmanager
 def failing(patch, *names, code=errno.ENOSPC, module=os):
     """Calls fail."""
-
-    def fails(*arguments, **keywords):
-        raise OSError(code, os.strerror(code))
-
     with patch.context() as while_it_lasts:
         for name in names:
+            fails = Mock(side_effect=OSError(code, os.strerror(code)))
             while_it_lasts.setattr(module, name, fails)
         yield
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -200,10 +201,7 @@ def test_a_profile_that_nobody_writes_is_said_and_no_success(monkeypatch, plan):
 
 
 def test_an_interrupt_is_no_traceback(plan, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(planners, "plan", interrupt)
+    monkeypatch.setattr(planners, "plan", Mock(side_effect=KeyboardInterrupt))
     assert plan("simulate", "vgg16", "--net", "10gbe-64") == (130, "", "")
 
 
