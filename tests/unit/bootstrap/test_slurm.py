@@ -38,18 +38,10 @@ def task(**changes) -> SlurmEnvironment:
 
 
 def test_a_task_of_a_step():
-    assert task() == SlurmEnvironment(
-        rank=1,
-        size=4,
-        local_rank=0,
-        node=1,
-        job=812,
-        step=3,
-        nodes="node[01-03,07],gpu5",
-        tasks_per_node="1(x4)",
-        cluster="big",
-        user="ada",
-    )
+    where = ("node[01-03,07],gpu5", "1(x4)", "big", "ada")
+    expected = SlurmEnvironment(1, 4, 0, 1, 812, 3, *where)
+    assert (expected.rank, expected.local_rank, expected.node) == (1, 0, 1)
+    assert task() == expected
     assert task(SLURM_STEP_NUM_TASKS="").size == 9
     assert task(SLURM_LOCALID="", SLURM_NODEID="").node == UNKNOWN
 
