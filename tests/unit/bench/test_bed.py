@@ -1,10 +1,25 @@
-"""What is pure of the virtual network; tests/parallel/test_network_bed.py puts it up."""
+"""What is pure of the virtual network and its random faults; tests/parallel puts beds up."""
 
+from __future__ import annotations
+
+from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from bench.network import allreduce, launch, plan, program, sockets
+from bench.network.faults.plan import (
+    FATAL,
+    HARMLESS,
+    KINDS,
+    STEPS,
+    Report,
+    choose,
+    events,
+    judge,
+)
+from bench.network.faults.work import operations, sent, tensors
 from bench.network.plan import Spec
 
 
@@ -92,3 +107,163 @@ def test_the_flows_that_an_engine_promises():
         ("hierarchical-mpi", 3, 2, 3, None),
     ):
         assert allreduce.promised(engine, hosts, per_host, lanes) == expected, engine
+
+
+_DONE = Report("done", checked=100)
+_LOST = "[control] rank 1 has not answered within 4 s (AIACC_PEER_TIMEOUT_S)"
+_ERROR = Report("error", checked=30, type="PeerLostError", text=_LOST, late_s=1.5)
+_KILLED = Report(code=-9)
+
+
+def test_faults_follow_from_the_seed_and_take_all_kinds_settings_and_moments():
+    faults = [choose(seed) for seed in range(200)]
+    assert faults == [choose(seed) for seed in range(200)]
+    counts = Counter(fault.kind for fault in faults)
+    assert counts.keys() == KINDS.keys()
+    assert min(counts.values()) >= 200 // len(KINDS)
+    assert len({replace(fault, seed=0, kind="") for fault in faults}) == 200
+    assert {fault.engine for fault in faults} == {"tcp", "hierarchical"}
+    assert {fault.lanes for fault in faults} == {1, 2, 3, 4}
+    assert {len(fault.ranks_of) for fault in faults} == {2, 3, 4}
+    assert {len(set(fault.ranks_of)) for fault in faults} == {1, 2}, "no uneven hosts, or only"
+    assert min(fault.step for fault in faults) == -1
+    assert all(fault.step < STEPS for fault in faults)
+    assert all(0 <= fault.victim < fault.size for fault in faults)
+    assert all(fault.other != fault.host for fault in faults)
+    assert {fault.short_io for fault in faults if fault.kind == "none"} == {False}
+    assert {fault.short_io for fault in faults if fault.kind == "short_io"} == {True}
+    assert {choose(seed, ["kill"]).kind for seed in range(5)} == {"kill"}
+    with pytest.raises(ValueError, match=r"'fire' \(expected one of none, kill"):
+        choose(0, ["fire"])
+
+
+def _fault(kind, **changes):
+    fault = replace(choose(0, [kind]), ranks_of=(2, 1, 1), victim=1, other=2, short_io=False)
+    return replace(fault, **{"step": 3, **changes})
+
+
+def test_events():
+    (kill,) = events(_fault("kill"))
+    assert (kill.ranks, kill.signal) == ((1,), "SIGKILL")
+    stop, go = events(_fault("freeze_long", amount=6))
+    assert (stop.signal, go.signal, go.after_s) == ("SIGSTOP", "SIGCONT", 6)
+    down, up = events(_fault("link_2s"))
+    assert (down.host, down.up, down.after_s, up.up, up.after_s) == (0, False, 0, True, 2)
+    unplug, kill = events(_fault("half_open"))
+    assert not unplug.up
+    assert unplug.after_s < kill.after_s, "the ranks would be heard dying"
+    assert kill.ranks == (0, 1), "all of the host"
+    (loss,) = events(_fault("one_way_loss"))
+    assert (loss.host, loss.target, loss.loss) == (0, 2, 1)
+    assert all(events(_fault(kind)) for kind in KINDS if kind not in ("none", "short_io"))
+
+
+def _judged(kind, reports, struck=True, left=(), **changes):
+    return judge(_fault(kind, **changes), dict(enumerate(reports)), 100, struck, left)
+
+
+#: Of another rank, of the link's other side, of its own connection, of one that has left.
+_OF_3 = replace(_ERROR, text="rank 3 is lost", late_s=5)
+_OF_0 = replace(_ERROR, text="rank 0 is lost", late_s=5)
+_OWN = replace(_ERROR, text="rank 0 closed the connection", late_s=11.0)
+_LEFT = replace(_ERROR, type="ShutdownError", text="rank 0 has shut down")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reports", "outcome", "how"),
+    [
+        ("reorder", [_DONE] * 4, "survived", {}),
+        ("link_2s", [_DONE] * 4, "survived", {}),
+        ("link_2s", [_ERROR] * 4, "clear error", {}),
+        ("kill", [_ERROR, _KILLED, _ERROR, _ERROR], "clear error", {}),
+        ("half_open", [_KILLED, _KILLED, _ERROR, _ERROR], "clear error", {}),
+        # It came too late and changes nothing; who is killed while others leave owes no report.
+        ("kill", [_DONE] * 4, "survived", {"struck": False}),
+        ("kill", [_DONE, _KILLED, _DONE, _DONE], "survived", {"struck": False}),
+        # Either side of a dead link loses the other.
+        ("link_gone", [_OF_3, _OF_3, _OF_0, _OF_0], "clear error", {}),
+        # A rank that freezes while it starts only comes late.
+        ("freeze_long", [_DONE] * 4, "survived", {"step": -1, "amount": 6}),
+        # A frozen rank answers for itself when it goes on.
+        ("freeze_long", [_ERROR, _OWN, _ERROR, _ERROR], "clear error", {"amount": 6}),
+        ("freeze_long", [_ERROR, replace(_OWN, code=None), _ERROR, _ERROR], "wrong", {}),
+        # Who is done may leave before the others hear of the fault.
+        ("link_2s", [_DONE, _LEFT, _LEFT, _LEFT], "clear error", {}),
+    ],
+)
+def test_what_ranks_may_do_after_a_fault(kind, reports, outcome, how):
+    assert _judged(kind, reports, **how).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        (Report("wrong", type="WrongResultError", text="3 of 9 differ"), "wrong: WrongResultError"),
+        (Report("bug", type="KeyError", text="'x'"), "bug: KeyError"),
+        (replace(_ERROR, code=None), "hangs"),
+        (Report("", code=None), "hangs"),
+        (Report("", code=-11), "no report, exit code -11"),
+        (Report("", code=0), "no report, exit code 0"),
+        (replace(_ERROR, code=1), "exit code 1"),
+        (replace(_ERROR, text="lost the connection"), "not a clear error"),
+        (replace(_ERROR, type="CollectiveError"), "not a clear error"),
+        (replace(_ERROR, type="MismatchError"), "not a clear error"),
+        (replace(_ERROR, type="ShutdownError"), "not a clear error"),
+        (replace(_ERROR, text="rank 3 is gone"), "names [3] (expected of [1])"),
+        (replace(_ERROR, late_s=3.5), "noticed after 3.5 s"),
+    ],
+)
+def test_a_survivor_of_a_kill_that_has_neither_is_wrong(bad, problem):
+    result = _judged("kill", [_ERROR, _KILLED, bad, _ERROR])
+    assert result.outcome == "wrong"
+    assert problem in result.problems[0]
+    assert result.problems[0].startswith("rank 2: ")
+
+
+_SHORT = [replace(report, short_calls=9) for report in [_ERROR] * 4]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reports", "problem"),
+    [
+        *((kind, _SHORT, "failed (expected to survive)") for kind in sorted(HARMLESS)),
+        *((kind, [_DONE] * 4, "nobody noticed (expected a clear error)") for kind in sorted(FATAL)),
+    ],
+)
+def test_what_is_harmless_fails_nobody_and_what_is_fatal_is_noticed(kind, reports, problem):
+    assert _judged(kind, reports, short_io=kind == "short_io").problems == [problem]
+
+
+def test_problems_are_named():
+    few, short = replace(_DONE, checked=99), replace(_DONE, short_calls=7)
+    problems = _judged("none", [_DONE, few, _DONE, _DONE]).problems
+    assert problems == ["rank 1: done after 99 tensors (expected 100)"]
+    problems = _judged("kill", [_DONE, _DONE, _KILLED, _DONE], struck=False).problems
+    assert problems == ["rank 2: no report, exit code -9"]
+    problems = _judged("link_gone", [_OF_0, _OF_3, _OF_0, _OF_3]).problems
+    assert [problem[:14] for problem in problems] == ["rank 0: names ", "rank 3: names "]
+    assert "0 calls" in _judged("short_io", [_DONE] * 4, short_io=True).problems[0]
+    assert "7 calls" in _judged("none", [short] * 4).problems[0]
+    left = _judged("none", [_DONE] * 4, left=["process 7 in host 1"]).problems
+    assert left == ["left behind: process 7 in host 1"]
+
+
+def test_numbers_differ_between_steps_ranks_and_places():
+    before, after = operations(3, 0, 4), operations(3, 1, 4)
+    large = [next(one for one in step if one.name == "large0") for step in (before, after)]
+    assert large[0].elements == large[1].elements
+    assert large[0].dtype == large[1].dtype
+    assert large[0].elements * 4 > 1 << 20
+    first, second = (sent(one, 0, 4)[0] for one in large)
+    assert not np.any(first == second)
+    assert not np.any(first == sent(large[0], 1, 4)[0])
+    assert not np.any(first[:-1] == first[1:])
+
+
+def test_what_a_run_contains():
+    kinds = Counter(one.kind for step in range(STEPS) for one in operations(9, step, 3))
+    assert set(kinds) == {
+        *("allreduce", "allreduce_", "grouped_allreduce", "allgather", "broadcast"),
+        *("reducescatter", "alltoall"),
+    }
+    assert tensors(9, STEPS, 3) == sum(kinds.values()) + 2 * kinds["grouped_allreduce"]

@@ -1,4 +1,4 @@
-"""The node's memory beside what test_tiers.py says: its window, claims, counters and file."""
+"""The node's memory beside what test_store_model.py says: its window, claims, counters and file."""
 
 import contextlib
 import fcntl
