@@ -20,7 +20,6 @@ from tests.gpu import bodies, coded_bodies, factor_bodies, optim_bodies
 from tests.parallel.compression import (
     test_error_feedback,
     test_events,
-    test_hook,
     test_nothing_is_lost,
     test_operations,
     test_refusals,
@@ -138,7 +137,7 @@ def _coded_hooks():
     test_nothing_is_lost.conserved_by_a_hook(_CONSERVED["topk"])
     test_events.unused(test_events.POLICIES[0])
     test_refusals.hooks_differ()
-    test_hook.thawed()
+    test_error_feedback.thawed()
 
 
 def test_coded_hooks(tmp_path):
