@@ -40,25 +40,9 @@ RECORD = Record(1, 2, 0, nonce="ab", seen={"0": "cd"}, label="host pid 1")
 DEEP = b"[" * 100_000
 #: What no field expects, or only some.
 VALUES = (
-    None,
-    True,
-    -1,
-    1 << 31,
-    1 << 63,
-    10**400,
-    0.5,
-    float("nan"),
-    float("inf"),
-    "",
-    "\ud800",
-    "\0\n\x1b[2J",
-    "\u00e9" * 300,
-    [],
-    [None],
-    [[[]]],
-    {},
-    {"0": 3},
-    {"": {"": []}},
+    *(None, True, -1, 1 << 31, 1 << 63, 10**400, 0.5, float("nan"), float("inf")),
+    *("", "\ud800", "\0\n\x1b[2J", "\u00e9" * 300),
+    *([], [None], [[[]]], {}, {"0": 3}, {"": {"": []}}),
 )
 
 

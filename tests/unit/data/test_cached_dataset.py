@@ -181,18 +181,14 @@ def test_threads_that_want_the_same_sample_fetch_it_once(tmp_path, opened):
     source = Slow(tmp_path / "log")
     cached = opened(source, fingerprint="slow")
     cached._store.count("compared", 3)
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(cached[5])) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    source.entered.wait()
-    source.go_on.set()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 3
-    assert same(found[0], found[1])
-    found[0]["image"] += 1
-    assert not same(found[0], found[1])
+    with ThreadPoolExecutor(3) as pool:
+        found = [pool.submit(cached.__getitem__, 5) for _ in range(3)]
+        source.entered.wait()
+        source.go_on.set()
+    one, other, _ = (future.result() for future in found)
+    assert same(one, other)
+    one["image"] += 1
+    assert not same(one, other)
     assert fetches(source) == [5]
 
 
@@ -206,14 +202,13 @@ def _reads_what_the_parent_was_fetching(cached):
 def test_a_child_does_not_wait_for_threads_of_its_parent(tmp_path):
     source = Slow(tmp_path / "log")
     cached = CachedDataset(source, None, (tmp_path, "1MB"), fingerprint="slow")
-    thread = threading.Thread(target=cached.__getitem__, args=(5,))
-    thread.start()
-    source.entered.wait()
-    child = FORK.Process(target=_reads_what_the_parent_was_fetching, args=(cached,))
-    with cached._store._mutex:
-        child.start()
-    source.go_on.set()
-    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(cached.__getitem__, 5)
+        source.entered.wait()
+        child = FORK.Process(target=_reads_what_the_parent_was_fetching, args=(cached,))
+        with cached._store._mutex:
+            child.start()
+        source.go_on.set()
     child.join(60)
     assert child.exitcode == 0
     child.close()

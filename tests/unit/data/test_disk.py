@@ -1,4 +1,4 @@
-"""The disk beside what test_store_model.py says: damage, other jobs, and what is not the cache's own."""
+"""The disk, beside test_store_model.py: damage, other jobs, and what is not the cache's own."""
 
 import errno
 import json

@@ -264,17 +264,14 @@ def test_warmup_brings_what_the_node_keeps(shard, capsys, opened):
     assert capsys.readouterr() == ("", "")
 
 
-def test_warmup_of_some(cached):
+def test_warmup_of_some(cached, opened):
     found = cached.warmup([3, 4, 3])
     assert (found.fetched, found.ahead) == (2, 2)
     assert cached.warmup([-1, 23]).fetched == 1
     with pytest.raises(IndexError, match="sample 24 of a dataset of 24"):
         cached.warmup([5, 24])
     assert cached.statistics().fetched == 3
-
-
-def test_warmup_raises_what_the_dataset_does(opened):
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError):  # as the data set does
         opened({"no": 1, "index": 2}, requests=3).warmup()
 
 
@@ -290,20 +287,16 @@ def test_the_bar():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("memory", "arguments", "said"),
     [
-        ({"reshard_every": -1}, "reshard_every=-1"),
-        ({"ahead": -1}, "ahead=-1"),
-        ({"topology": (2, 2, 1)}, r"topology=.2, 2, 1. .expected aiacc.data.Topology"),
+        ("1MB", {"reshard_every": -1}, "reshard_every=-1"),
+        ("1MB", {"ahead": -1}, "ahead=-1"),
+        ("1MB", {"topology": (2, 2, 1)}, r"topology=.2, 2, 1. .expected aiacc.data.Topology"),
+        (None, {"ahead": 8}, "without memory= and disk="),
     ],
 )
-def test_bad_arguments_are_named(cached, arguments, said):
+def test_bad_arguments_are_named(tmp_path, memory, arguments, said):
+    cached = CachedDataset(Numbers(), memory and (tmp_path, memory), fingerprint="numbers")
     with pytest.raises(ValueError, match=said):
         cached.sampler(**arguments)
-
-
-def test_nothing_is_fetched_ahead_to_nowhere():
-    cached = CachedDataset(Numbers(), memory=None, fingerprint="numbers")
-    with pytest.raises(ValueError, match="without memory= and disk="):
-        cached.sampler(ahead=8)
     cached.close()

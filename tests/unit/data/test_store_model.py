@@ -11,8 +11,8 @@ import os
 import random
 import shutil
 import signal
-import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -127,25 +127,19 @@ def test_processes_share_it(tier, tmp_path, method):
 @pytest.mark.parametrize(("tier", "rounds"), [("memory", 2000), ("disk", 200)])
 def test_threads_read_and_write_at_a_time(tier, rounds, tmp_path):
     store = TIERS[tier](tmp_path, 50_000, 400, "lru")
-    wrong = []
 
     def work(seed):
         chance = random.Random(seed)
         for _ in range(rounds):
             number = chance.randrange(200)
             found = store.read(key(number))
+            assert found in (None, content(number))
             if found is None:
                 store.write(key(number), content(number))
-            elif found != content(number):
-                wrong.append(number)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, range(3)))
     store.close()
-    assert wrong == []
 
 
 SIZE, SAMPLES = 120_000, 40
