@@ -74,19 +74,13 @@ def test_bad_number_is_named(said):
         launcher_environment({**TORCHRUN, name: value.strip("' ")})
 
 
-def test_child_environment_adds_without_changing():
+def test_child_environment_cache_and_compiler():
     base = {"A": "1", "B": "2"}
     assert child_environment({"B": "3"}, base) == {"A": "1", "B": "3"}
     assert base == {"A": "1", "B": "2"}
-
-
-def test_the_cache_is_where_the_user_has_caches():
     assert cache_folder({"XDG_CACHE_HOME": "/caches"}) == Path("/caches/aiacc")
     for unset in ({}, {"XDG_CACHE_HOME": ""}, {"XDG_CACHE_HOME": "relative"}):
         assert cache_folder(unset) == Path.home() / ".cache" / "aiacc"
-
-
-def test_a_compiler_may_have_arguments():
     assert chosen_compiler({"CXX": "ccache '/my tools/g++'"}) == ["ccache", "/my tools/g++"]
     assert chosen_compiler({}) == []
 

@@ -73,16 +73,11 @@ def test_refusals_name_value_expectation_and_remedy(array, kind, text):
         arrays.view_of(array, "allreduce of 'x'")
 
 
-def test_strides_that_are_those_of_c_order_are_taken():
+def test_strides_of_c_order_are_taken_and_what_must_not_be_written_is_read():
     array = DeviceArray(np.zeros((2, 1, 3), np.float32))
     array.strides = (12, 999, 4)  # the middle one steps nowhere
-    assert arrays.view_of(array, "here").shape == (2, 1, 3)
-
-
-def test_an_array_that_must_not_be_written():
-    array = DeviceArray(np.zeros(2))
     array.read_only = True
-    assert arrays.view_of(array, "here").shape == (2,)
+    assert arrays.view_of(array, "here").shape == (2, 1, 3)
     with pytest.raises(ValueError, match="must not be written"):
         arrays.writable_view_of(array, "here")
 

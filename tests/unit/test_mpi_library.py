@@ -194,7 +194,6 @@ esac
 """
     )
     path.chmod(0o755)
-    return path
 
 
 def _find(tmp_path, *folders, **variables):
@@ -209,44 +208,33 @@ def _find(tmp_path, *folders, **variables):
     return " ".join(done.stdout.split())
 
 
-def test_the_first_of_each_kind_on_path_is_taken(tmp_path):
+@pytest.mark.parametrize(
+    ("folders", "variables", "texts"),
+    [
+        # The first of each kind on PATH is taken.
+        ("ab", {}, ["flavours=mpich;openmpi", "mpich=5.0.2 () /opt/a/include"]),
+        ("ab", {}, ["openmpi=4.1.4 () /opt/b/include", "openmpi 4.1.4 (): {path}/b/mpicc.openmpi"]),
+        # The wheel gives way to an MPI of the user's.
+        ("ab", {"AIACC_MPICC_LAST": "{path}/a/mpicc"}, ["mpich=4.0.2"]),
+        ("a", {"AIACC_MPICC_LAST": "{path}/a/mpicc"}, ["mpich=5.0.2"]),
+        # Several may be named, which must work, and nothing else is looked at.
+        ("a", {"AIACC_MPICC": "{path}/b/my_mpicc"}, ["flavours=openmpi mpich"]),
+        ("a", {"AIACC_MPICC": "{path}/b/my_mpicc {path}/a/mpicc"}, ["flavours=openmpi;mpich"]),
+        ("a", {"AIACC_MPICC": "mpicc absent"}, ["absent is not a program"]),
+        ("c", {"AIACC_MPICC": "mpicc"}, ["cannot compile an MPI program"]),
+        ("c", {"AIACC_MPICC": "other"}, ["neither MPICH nor Open MPI"]),
+        # Without any the reason is kept.
+        ("", {}, ["reason=no mpicc was found"]),
+        ("c", {}, ["flavours= mpich=", "reason={path}/c/mpicc cannot compile"]),
+    ],
+)
+def test_which_mpis_the_build_finds(tmp_path, folders, variables, texts):
     _wrapper(tmp_path / "a" / "mpicc", MPICH, "5.0.2")
     _wrapper(tmp_path / "b" / "mpicc", MPICH, "4.0.2")
     _wrapper(tmp_path / "b" / "mpicc.openmpi", OPEN_MPI, "4.1.4")
-    output = _find(tmp_path, "a", "b")
-    assert "flavours=mpich;openmpi" in output
-    assert "mpich=5.0.2 () /opt/a/include" in output
-    assert "openmpi=4.1.4 () /opt/b/include" in output
-    assert f"MPI plug-in for openmpi 4.1.4 (): {tmp_path}/b/mpicc.openmpi" in output
-
-
-def test_the_wheel_gives_way_to_an_mpi_of_the_users(tmp_path):
-    wheel = _wrapper(tmp_path / "a" / "mpicc", MPICH, "5.0.2")
-    _wrapper(tmp_path / "b" / "mpicc", MPICH, "4.0.2")
-    assert "mpich=4.0.2" in _find(tmp_path, "a", "b", AIACC_MPICC_LAST=wheel)
-    assert "mpich=5.0.2" in _find(tmp_path, "a", AIACC_MPICC_LAST=wheel)
-
-
-def test_several_may_be_named_and_nothing_else_is_looked_at(tmp_path):
-    _wrapper(tmp_path / "a" / "mpicc", MPICH, "5.0.2")
-    named = _wrapper(tmp_path / "b" / "my_mpicc", OPEN_MPI, "5.0.11")
-    assert "flavours=openmpi mpich" in _find(tmp_path, "a", AIACC_MPICC=named)
-    both = f"{named} {tmp_path}/a/mpicc"
-    assert "flavours=openmpi;mpich" in _find(tmp_path, "a", AIACC_MPICC=both)
-
-
-def test_a_wrapper_that_was_named_must_work(tmp_path):
-    _wrapper(tmp_path / "a" / "mpicc", OPEN_MPI, "4.1.4")
-    _wrapper(tmp_path / "a" / "broken", MPICH, "4.0.2", code=1)
-    _wrapper(tmp_path / "a" / "other", OTHER)
-    assert "absent is not a program" in _find(tmp_path, "a", AIACC_MPICC="mpicc absent")
-    assert "cannot compile an MPI program" in _find(tmp_path, "a", AIACC_MPICC="broken")
-    assert "neither MPICH nor Open MPI" in _find(tmp_path, "a", AIACC_MPICC="other")
-
-
-def test_without_any_the_reason_is_kept(tmp_path):
-    assert "reason=no mpicc was found" in _find(tmp_path)
-    _wrapper(tmp_path / "a" / "mpicc", MPICH, "4.0.2", code=1)
-    output = _find(tmp_path, "a")
-    assert "flavours= mpich=" in output
-    assert f"reason={tmp_path}/a/mpicc cannot compile" in output
+    _wrapper(tmp_path / "b" / "my_mpicc", OPEN_MPI, "5.0.11")
+    _wrapper(tmp_path / "c" / "mpicc", MPICH, "4.0.2", code=1)
+    _wrapper(tmp_path / "c" / "other", OTHER)
+    given = {name: value.format(path=tmp_path) for name, value in variables.items()}
+    output = _find(tmp_path, *folders, **given)
+    assert [text for text in texts if text.format(path=tmp_path) not in output] == [], output

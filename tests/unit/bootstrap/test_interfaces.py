@@ -67,15 +67,12 @@ def test_an_address_is_bound_as_such(port, host):
             pass
 
 
-def test_an_interface_that_is_not_there(port):
-    with pytest.raises(BootstrapError, match=r"cannot listen on \[fe80::1%nosuch0\]"):
-        listen("fe80::1%nosuch0", port, 1)
-
-
 def test_a_name_is_bound_on_every_interface(port):
     # The name may be 127.0.1.1 to this host, and its real address to the others.
     with listen(socket.gethostname(), port, 1), socket.create_connection(("127.0.0.1", port), 5):
         pass
+    with pytest.raises(BootstrapError, match=r"cannot listen on \[fe80::1%nosuch0\]"):
+        listen("fe80::1%nosuch0", port, 1)
 
 
 def test_a_port_whose_owner_is_just_closing_it_is_bound(port, monkeypatch):

@@ -164,6 +164,8 @@ def test_a_rank_of_an_earlier_job_does_not_count_as_present(path):
     leave_behind(path, 1, 2)
     with pytest.raises(BootstrapError, match="rank 1 of 2 did not come"):
         gather(0, path, timeout_s=SHORT_S)
+    with pytest.raises(BootstrapError, match="rank 0 cannot use /proc/no"):
+        gather(0, "/proc/no/such/place", timeout_s=SHORT_S)
 
 
 def test_files_that_are_no_entries_are_passed_over(path):
@@ -185,8 +187,3 @@ def test_a_rank_of_another_version_is_an_error_of_both(path, monkeypatch):
     monkeypatch.setattr(shared_file, "Record", record)
     for text in gather_both(path):
         assert "bootstrap version" in text
-
-
-def test_a_place_that_cannot_be_written():
-    with pytest.raises(BootstrapError, match="rank 0 cannot use /proc/no"):
-        gather(0, "/proc/no/such/place", timeout_s=SHORT_S)

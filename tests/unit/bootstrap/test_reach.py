@@ -145,14 +145,11 @@ def test_a_network_of_every_host_s_own_that_looks_like_a_shared_one():
     assert seen(found, 0)[::2] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
 
 
-def test_a_default_route_that_leads_away_from_the_other_hosts():
+def test_what_has_answered_counts_but_not_for_those_who_are_elsewhere():
     looks = [Look(["10.0.2.1"], ["172.29.2.5"]), Look(["10.0.1.1"], ["172.29.1.5"])]
     found = reach("nat0 172.29.#.5/24 default, ib0 10.0.#.1/24", 2, looks=looks)
     assert seen(found, 0) == ["10.0.1.1", "10.0.2.1"]
     assert "10.0.2.1 (ib0): it answered another host" in found.explanation(1)
-
-
-def test_who_is_not_in_a_network_says_nothing_about_those_who_are():
     looks = [Look(["10.0.1.2"], ["10.0.2.2"]), Look(["10.0.2.3"]), Look(["10.0.1.1"])]
     found = reach(CHAIN.replace("2/24 |", "2/24 default |"), looks=looks)
     assert seen(found, 0)[1] == "10.0.1.2"
@@ -172,13 +169,10 @@ def test_nobody_looks_where_it_is_clear(hosts, times, ranks, unclear):
     assert reach(hosts, times, per_host=ranks).unclear() == unclear
 
 
-def test_containers_of_one_host_do_not_share_loopback():
+def test_neither_containers_of_a_host_nor_clones_of_a_machine_share_loopback():
     found = reach(f"eth0 172.17.0.#/16, {LO}", 2, name="same")
     assert seen(found, 0) == ["172.17.0.1", "172.17.0.2"]
-
-
-def test_clones_of_a_running_machine_do_not_share_loopback():
-    """They may have the same number of their boot, by which stacks are told apart."""
+    # Clones may have the same number of their boot, by which stacks are told apart.
     for text, found in ((f"eth0 10.0.0.#/24, {LO}", "10.0.0.#"), (LO, "127.0.0.1")):
         presences = [Presence("same", n, addresses(text.replace("#", str(n)))) for n in (1, 2)]
         expected = tuple(f"{found.replace('#', str(n))}:{n}" for n in (1, 2))
@@ -217,12 +211,6 @@ def test_hosts_without_a_way_are_an_error_that_lists_addresses(hosts, times, ran
     with pytest.raises(BootstrapError) as raised:
         reach(hosts, times, per_host=ranks)
     assert all(text in str(raised.value) for text in texts), str(raised.value)
-
-
-def test_a_rank_whose_setting_fits_nothing_is_an_error_of_all():
-    presences = [Presence("a", 1, addresses(DOCKER0)), Presence("b", problem="AIACC_IFACE=x names")]
-    with pytest.raises(BootstrapError, match=r"rank 1: AIACC_IFACE=x"):
-        Reach(presences, ["a", "b"])
 
 
 def test_a_thousand_hosts_are_no_matter():
@@ -336,11 +324,14 @@ def test_all_ranks_decide_alike_from_what_one_has_found(monkeypatch):
         assert reach.seen_by(0) == ("10.2.0.1:0", "10.2.0.2:7")
 
 
-def test_an_answer_that_cannot_be_read_is_an_error_of_all(monkeypatch):
+def test_what_one_rank_cannot_say_or_use_is_an_error_of_all(monkeypatch):
     monkeypatch.setattr("aiacc.bootstrap.look.look", lambda ways, patience: Look())
     for lie in (b"", b"[]", b'{"silent": [1]}', b'{"loud": []}'):
         with pytest.raises(BootstrapError, match="install the same aiacc"):
             _settle(_hosts(), lie)
+    presences = [Presence("a", 1, addresses(DOCKER0)), Presence("b", problem="AIACC_IFACE=x names")]
+    with pytest.raises(BootstrapError, match=r"rank 1: AIACC_IFACE=x"):
+        Reach(presences, ["a", "b"])
 
 
 def _hosts():

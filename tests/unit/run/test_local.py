@@ -61,19 +61,6 @@ def test_rank_0_has_a_port_that_is_free(tmp_path):
         assert free_port(chosen) not in range(10000, 10099)
 
 
-def test_every_rank_knows_its_place(tmp_path):
-    program = (
-        "import os, pathlib; e = os.environ;"
-        f"pathlib.Path({str(tmp_path)!r}, e['AIACC_RANK']).write_text("
-        "' '.join((e['AIACC_SIZE'], e['AIACC_LOCAL_RANK'], e['AIACC_ADDR'], e['AIACC_TOKEN'])))"
-    )
-    assert run(3, program) == 0
-    seen = [(tmp_path / str(rank)).read_text().split() for rank in range(3)]
-    assert [words[:2] for words in seen] == [["3", str(rank)] for rank in range(3)]
-    assert len({(words[2], words[3]) for words in seen}) == 1
-    assert len(seen[0][3]) == 32
-
-
 @pytest.mark.parametrize(
     ("end", "code", "how"),
     [

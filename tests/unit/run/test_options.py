@@ -192,13 +192,16 @@ def test_an_interrupt_before_the_start_is_no_traceback(capfd, monkeypatch):
 
 
 def test_output_goes_to_files(tmp_path, capfd):
-    program = "import os, sys; print(os.environ['AIACC_RANK']); print('bad', file=sys.stderr)"
+    program = (
+        "import os, sys; print(os.environ['AIACC_RANK'], len(os.environ['AIACC_TOKEN'])); "
+        "print('bad', file=sys.stderr)"
+    )
     folder = tmp_path / "out"
     given = ["-np", "2", "--tag-output", "--output-filename", str(folder)]
     assert main([*given, sys.executable, "-c", program]) == 0
     assert capfd.readouterr().out == ""
     for rank in range(2):
-        assert (folder / f"rank.{rank}" / "stdout").read_text() == f"{rank}\n"
+        assert (folder / f"rank.{rank}" / "stdout").read_text() == f"{rank} 32\n"
         assert (folder / f"rank.{rank}" / "stderr").read_text() == "bad\n"
 
 

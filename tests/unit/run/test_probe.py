@@ -16,12 +16,6 @@ from aiacc.run.probe import FAR_S, advice, network, sizes, starts_slowly
 from tests.support.programs import run_program
 
 
-def test_bus_bandwidth():
-    # Two hosts: each sends the whole buffer once.
-    assert bus_mbit(1_000_000, 2, 0.008) == pytest.approx(1000)
-    assert bus_mbit(1_000_000, 4, 0.012) == pytest.approx(1000)
-
-
 @pytest.mark.parametrize(
     ("seconds", "advice"),
     [
@@ -47,6 +41,9 @@ def test_one_host_is_no_network():
     assert "2 ranks of this host, name, over loopback" in text
     assert "aiaccrun --netcheck host1,host2" in text
     assert "AIACC_LANES" not in text
+    # Of two hosts, each sends the whole buffer once.
+    assert bus_mbit(1_000_000, 2, 0.008) == pytest.approx(1000)
+    assert bus_mbit(1_000_000, 4, 0.012) == pytest.approx(1000)
 
 
 @pytest.mark.mpi
@@ -66,22 +63,14 @@ def test_two_ranks_of_this_machine(host):
     assert "AIACC_LANES" not in done.stdout
 
 
-def test_sizes_reach_the_largest():
-    assert sizes(1 << 20) == [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20]
-    assert sizes(100_000) == [1 << 10, 1 << 12, 1 << 14, 1 << 16, 100_000]
-
-
 def test_the_file_is_a_network(tmp_path):
+    assert sizes(100_000) == [1 << 10, 1 << 12, 1 << 14, 1 << 16, 100_000]
+    assert sizes(1 << 20) == [1 << power for power in range(10, 21, 2)]
     points = [
-        {
-            "operation": operation,
-            "lanes": lanes,
-            "bytes": nbytes,
-            "seconds": 1e-4 + lanes * 1e-9 * nbytes,
-        }
-        for operation in ("all_reduce", "all_gather")
+        {"operation": one, "lanes": lanes, "bytes": size, "seconds": 1e-4 + lanes * 1e-9 * size}
+        for one in ("all_reduce", "all_gather")
         for lanes in (1, 2)
-        for nbytes in sizes(1 << 20)
+        for size in sizes(1 << 20)
     ]
     path = tmp_path / "net.json"
     path.write_text(json.dumps(network(points, 4, 2, 1 << 20)))
@@ -114,22 +103,18 @@ def test_a_probe_that_ends_before_its_time_leaves_no_file(monkeypatch, tmp_path)
         probe._check_output(tmp_path)
 
 
-def test_far_hosts_are_told_of_the_slow_start():
+def test_far_hosts_are_told_of_the_slow_start(tmp_path):
     def points(seconds):
-        return [{"operation": "all_reduce", "lanes": 1, "bytes": 1024, "seconds": seconds},
-                {"operation": "broadcast", "lanes": 1, "bytes": 1024, "seconds": 1e-6}]  # fmt: skip
+        row = {"operation": "all_reduce", "lanes": 1, "bytes": 1024, "seconds": seconds}
+        return [row, row | {"operation": "broadcast", "seconds": 1e-6}]
 
     (line,) = advice(points(0.041), True)
     assert "takes 41 ms" in line
     assert "net.ipv4.tcp_slow_start_after_idle to 0" in line
     assert advice(points(0.041), False) == []
     assert advice(points(FAR_S / 2), True) == []
-
-
-def test_the_setting_is_what_the_kernel_says(tmp_path):
     file = tmp_path / "tcp_slow_start_after_idle"
     assert not starts_slowly(file)  # no such setting
-    file.write_text("1\n")
-    assert starts_slowly(file)
-    file.write_text("0\n")
-    assert not starts_slowly(file)
+    for text in ("1\n", "0\n"):
+        file.write_text(text)
+        assert starts_slowly(file) == (text == "1\n")
