@@ -222,36 +222,32 @@ def _refused_states(job, happens=True):
 
 _WORDS = {**_SHAPES, "words": (10, 4)}
 _ONE = {"second": (48, 64)}  # buckets of several change after the first step
-#: Events; with which policies, ways and shapes, after how many steps, and from which scale on.
+
+
+def _case(*events, policies=POLICIES, ways=_OPTIMIZERS, shapes=_SHAPES, before=2, scale=1024.0):
+    """Events; with which policies, ways and shapes, after how many steps, from which scale on."""
+    return list(events), policies, ways, shapes, before, scale
+
+
 NO_TRACE = {
-    "overflow": ([overflow], POLICIES, _ALL_WAYS, _SHAPES, 2, 1024.0),
-    "overflow in the first step": ([overflow], POLICIES, _ALL_WAYS, _ONE, 0, 1024.0),
-    "overflow of a flush": ([_flushed, overflow], POLICIES, _ALL_WAYS, _SHAPES, 2, 1024.0),
-    "overflow, then a flush": ([overflow, _flushed], POLICIES, _ALL_WAYS, _SHAPES, 2, 1024.0),
-    "overflow, then a state": ([overflow, _loads_its_own], POLICIES, _ALL_WAYS, _SHAPES, 2, 1024.0),
-    "overflow in a copy": ([_copied, overflow], POLICIES, _OPTIMIZERS, _ONE, 2, 1024.0),
-    "overflow of sparse ones": (
-        [_overflow_of_sparse_ones],
-        POLICIES,
-        _OPTIMIZERS[:1],
-        _WORDS,
-        2,
-        8.0,
+    "overflow": _case(overflow, ways=_ALL_WAYS),
+    "overflow in the first step": _case(overflow, ways=_ALL_WAYS, shapes=_ONE, before=0),
+    "overflow of a flush": _case(_flushed, overflow, ways=_ALL_WAYS),
+    "overflow, then a flush": _case(overflow, _flushed, ways=_ALL_WAYS),
+    "overflow, then a state": _case(overflow, _loads_its_own, ways=_ALL_WAYS),
+    "overflow in a copy": _case(_copied, overflow, shapes=_ONE),
+    "overflow of sparse ones": _case(
+        _overflow_of_sparse_ones, ways=_OPTIMIZERS[:1], shapes=_WORDS, scale=8.0
     ),
-    "dropped": ([_dropped], POLICIES, _OPTIMIZERS, _SHAPES, 2, 1.0),
-    "failed": ([_failed], _BUT_EF21, _OPTIMIZERS, _SHAPES, 3, None),
-    "failed while frozen": (
-        [partial(_failed, frozen=True)],
-        _BUT_EF21,
-        _OPTIMIZERS,
-        _SHAPES,
-        3,
-        None,
+    "dropped": _case(_dropped, scale=1.0),
+    "failed": _case(_failed, policies=_BUT_EF21, before=3, scale=None),
+    "failed while frozen": _case(
+        partial(_failed, frozen=True), policies=_BUT_EF21, before=3, scale=None
     ),
-    "others had joined": ([_others_had_joined], _RESIDUALS, _OPTIMIZERS, _SHAPES, 2, None),
-    "reloaded": ([_reloaded], [*POLICIES, _STAGES], _OPTIMIZERS, _SHAPES, 3, None),
-    "reloaded in another scale": ([_reloaded_scaled], POLICIES, _OPTIMIZERS, _SHAPES, 2, 1024.0),
-    "refused states": ([_refused_states], POLICIES, _ALL_WAYS, _SHAPES, 2, None),
+    "others had joined": _case(_others_had_joined, policies=_RESIDUALS, scale=None),
+    "reloaded": _case(_reloaded, policies=[*POLICIES, _STAGES], before=3, scale=None),
+    "reloaded in another scale": _case(_reloaded_scaled),
+    "refused states": _case(_refused_states, ways=_ALL_WAYS, scale=None),
 }
 
 

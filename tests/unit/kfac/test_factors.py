@@ -145,14 +145,6 @@ def test_patches_times_weights_are_the_convolution(kind, options):
     torch.testing.assert_close(result.flatten(1, 2) + bias, module(inputs))
 
 
-def test_parts_of_a_batch_need_less_memory_and_add_up():
-    module = nn.Conv2d(3, 4, 3, padding=1).double()
-    inputs = torch.randn(7, 3, 8, 8).double()
-    whole = input_factor(module, inputs)
-    torch.testing.assert_close(input_factor(module, inputs, patch_bytes=1), whole)
-    torch.testing.assert_close(input_factor(module, inputs, patch_bytes=40_000), whole)
-
-
 @pytest.mark.parametrize("approx", ["expand", "reduce"])
 def test_columns_in_either_order_are_put_into_that_of_weights(approx):
     """Few rows are taken in the order of weights at once: see `by_places`."""

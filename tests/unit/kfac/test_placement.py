@@ -22,7 +22,6 @@ from aiacc.kfac.placement import place
 from aiacc.kfac.shares import Shares
 from aiacc.kfac.stage import StageCosts, StageModel, stage
 from aiacc.planning.cost import ALL_GATHER, BROADCAST, Affine
-from aiacc.planning.optimal import best_ends
 from aiacc.planning.simulate import Activity, simulate
 from tests.unit.planning.instances import every_plan
 
@@ -168,11 +167,6 @@ def test_inverses_leave_as_early_as_the_computation_hides_them(overlap, sent, fi
     found = stage([5, 4, 3], (0, 1, None), 2, costs)
     assert [(one.factors, one.start_s, one.end_s) for one in found.sent] == sent
     assert found.finish_s == finish_s
-
-
-def test_one_rank_sends_nothing():
-    found = place([10, 20], 1, StageCosts(Linear(), Affine(1.0, 1.0)))
-    assert (found.owners, found.finish_s, found.bound_s) == ((None, None), 30.0, 30.0)
 
 
 def test_startups_decide_which_factors_have_an_owner():
@@ -326,14 +320,3 @@ def test_equals_the_best_of_all_schedules():
         for queue, count in enumerate((n, m)):
             pieces = [bucket for bucket in buckets if bucket.queue == queue]
             assert [i for piece in pieces for i in range(piece.start, piece.end)] == [*range(count)]
-
-
-def test_with_one_queue_it_is_the_exact_plan():
-    rng = random.Random(2)
-    queue, empty = random_queue(rng, 30), random_queue(rng, 0)
-    late = np.concatenate([[0.0], queue.ready])
-    ends, finish = best_ends(30, queue.costs_to, late.__getitem__)
-    for queues, number in (((queue, empty), 0), ((empty, queue), 1)):
-        buckets, found = interleaved(*queues)
-        assert found == finish
-        assert [(bucket.queue, bucket.end) for bucket in buckets] == [(number, e) for e in ends]

@@ -72,15 +72,6 @@ def test_a_is_ready_in_the_forward_pass_and_g_behind_its_gradient():
     assert ready["conv1 G"] == pytest.approx(trace.compute_s)
 
 
-def test_factors_take_no_time_that_is_not_asked_for():
-    parameters = MODELS["resnet50"].parameters()
-    base = modelled("ResNet-50", parameters, 0.132)
-    free = kfac_trace("ResNet-50", parameters, 0.132, 0.0)
-    gradients = [tensor for tensor in free.tensors if not is_factor(tensor.name)]
-    for one, other in zip(gradients, base.tensors, strict=True):
-        assert (one.ready_s, one.need_s) == pytest.approx((other.ready_s, other.need_s))
-
-
 def test_a_network_without_layers_is_refused():
     net = Layers()
     net.norm("norm")

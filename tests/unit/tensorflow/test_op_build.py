@@ -30,34 +30,25 @@ SOURCES = {"a.cc": b"int a;", "b.h": b"int b;"}
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "sources", "same"),
     [
-        {"tensorflow": "2.30.1"},
-        {"commit": "v2.30.0-2-gdef"},
-        {"compile_flags": ("-I/tf/include", "-D_GLIBCXX_USE_CXX11_ABI=0")},
-        {"aiacc": "0.2.0"},
-        {"platform": "aarch64 glibc 2.36"},
+        ({"tensorflow": "2.30.1"}, SOURCES, False),
+        ({"commit": "v2.30.0-2-gdef"}, SOURCES, False),
+        ({"compile_flags": ("-I/tf/include", "-D_GLIBCXX_USE_CXX11_ABI=0")}, SOURCES, False),
+        ({"aiacc": "0.2.0"}, SOURCES, False),
+        ({"platform": "aarch64 glibc 2.36"}, SOURCES, False),
+        ({}, {**SOURCES, "b.h": b"int c;"}, False),
+        ({}, {"a.cc": b"int a;"}, False),
+        ({}, {"a.cc": b"int b;", "b.h": b""}, False),
+        # The same TensorFlow elsewhere, and files in another order.
+        ({"compile_flags": ("-I/other", TARGET.compile_flags[1])}, SOURCES, True),
+        ({"link_flags": ("-L/other",)}, dict(reversed(SOURCES.items())), True),
     ],
 )
-def test_another_target_has_another_name(change):
+def test_another_target_or_source_has_another_name(change, sources, same):
     name = library_name(TARGET, SOURCES)
     assert name.startswith("ops-tensorflow-2.30.0-")
-    assert library_name(dataclasses.replace(TARGET, **change), SOURCES) != name
-
-
-@pytest.mark.parametrize(
-    "sources", [{**SOURCES, "b.h": b"int c;"}, {"a.cc": b"int a;"}, {"a.cc": b"int b;", "b.h": b""}]
-)
-def test_other_sources_have_another_name(sources):
-    assert library_name(TARGET, sources) != library_name(TARGET, SOURCES)
-
-
-def test_the_same_tensorflow_elsewhere_has_the_same_name():
-    elsewhere = dataclasses.replace(
-        TARGET, compile_flags=("-I/other", TARGET.compile_flags[1]), link_flags=("-L/other",)
-    )
-    reordered = dict(reversed(SOURCES.items()))
-    assert library_name(elsewhere, reordered) == library_name(TARGET, SOURCES)
+    assert (library_name(dataclasses.replace(TARGET, **change), sources) == name) == same
 
 
 def test_the_command_links_the_core_by_its_file():

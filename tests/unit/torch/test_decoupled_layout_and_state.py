@@ -43,13 +43,6 @@ def test_each_element_of_a_parameter_is_in_one_shard():
         assert sorted(owner) == [(m, e) for m, size in enumerate(sizes) for e in range(size)]
 
 
-def test_each_part_of_a_large_parameter_is_shared_by_all_ranks():
-    layout = divide([1 << 20], 4, 4, 4)
-    of_rank = [layout.segments(rank) for rank in range(4)]
-    assert all(len(segments) == 4 for segments in of_rank)
-    assert [segment.begin for segment in of_rank[1]] == [(4 * n + 1) << 16 for n in range(4)]
-
-
 def _gradients(kinds):
     return [Gradient(f"p{i}", 100, 4, dtype, device) for i, (dtype, device) in enumerate(kinds)]
 

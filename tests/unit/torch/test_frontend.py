@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 from pathlib import Path
 
 import pytest
@@ -188,21 +186,6 @@ def test_hooks_of_the_wrapped_optimizer_run_once_per_step():
     wrapped.register_step_post_hook(lambda *_: calls.append("after"))
     wrapped.step()
     assert calls == ["before", "after"]
-
-
-def test_zero_grad_takes_the_arguments_of_torch():
-    model = _model()
-    wrapped = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
-    model(torch.ones(1, 2)).sum().backward()
-    wrapped.zero_grad(set_to_none=False)
-    assert model[0].weight.grad.eq(0).all()
-    wrapped.zero_grad(True)
-    assert model[0].weight.grad is None
-
-
-def test_state_survives_pickling_of_the_state_dict():
-    wrapped = hvd.DistributedOptimizer(torch.optim.Adam(_model().parameters()))
-    wrapped.load_state_dict(pickle.loads(pickle.dumps(copy.deepcopy(wrapped.state_dict()))))
 
 
 PLAN = Plan("mine", (("1.bias", "1.weight"), ("0.bias", "0.weight")))

@@ -66,15 +66,6 @@ def test_what_is_left_to_python(tensor):
     assert not _reduced(tensor)
 
 
-def test_parameters_and_views_are_read_where_they_are():
-    parameter = nn.Parameter(torch.ones(4))
-    whole = torch.ones(6)
-    assert _reduced(parameter)
-    assert _reduced(whole[2:4])
-    assert parameter.eq(3).all()
-    assert whole.tolist() == [1, 1, 3, 3, 1, 1]
-
-
 def test_contiguous_is_what_torch_says():
     memory = torch.ones(64)
     found = set()
@@ -102,14 +93,6 @@ def _prepared(shapes, device=-1):
     return _core.prepare(
         _core.ALLREDUCE, "allreduce", "x", shapes, codes, 0, device, hvd.Sum, 1.0, 3.0
     )
-
-
-def test_what_was_prepared_starts_with_tensors_that_fit():
-    other = torch.ones(4)
-    for tensors in ([GOOD.clone()], [GOOD.clone(), other.clone()]):
-        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-        _core.wait(_prepared(shapes).start_in_place(*tensors))
-        assert all(tensor.eq(3).all() for tensor in tensors)
 
 
 @pytest.mark.parametrize(

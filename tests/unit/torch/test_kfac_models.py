@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -44,17 +45,12 @@ class _Tied(nn.Module):
         return self.head(self.kept(found))
 
 
-def test_modules_without_factors_are_left_to_the_optimizer_and_named():
-    model = _Tied()
-    kfac = _plain(model, skip_layers=["skipped"])
-    nn.functional.cross_entropy(model(torch.tensor([0, 1])), torch.tensor([1, 2])).backward()
-    before = model.skipped[0].weight.grad.clone()
-    kfac.step()
-    assert torch.equal(model.skipped[0].weight.grad, before)
-    report = kfac.report()
-    assert report.inverted_by == {0: ["kept A", "kept G"]}
-    assert set(report.left_out) == {"table", "norm", "frozen", "skipped.0", "head"}
-    assert "its weight is that of head, too" in str(report)
+_COMPLEX = nn.Linear(4, 5, dtype=torch.complex64)
+
+
+class _Real(nn.Module):
+    def forward(self, tensor):
+        return tensor.real
 
 
 class _Attention(nn.Module):
@@ -68,20 +64,42 @@ class _Attention(nn.Module):
         return self.kept(self.normed(self.attention(tokens, tokens, tokens)[0]))
 
 
-def test_weights_that_are_no_parameters_or_used_by_others_are_left_out():
-    model = _Attention()
-    kfac = _plain(model)
-    model(torch.randn(3, 2, 4)).pow(2).sum().backward()
+@pytest.mark.parametrize(
+    ("make", "inputs", "reasons"),
+    [
+        (
+            _Tied,
+            torch.tensor([0, 1]),
+            dict.fromkeys(("norm", "frozen", "skipped.0", "head"), "")
+            | {"table": "its weight is that of head, too"},
+        ),
+        (
+            _Attention,
+            torch.randn(3, 2, 4),
+            {"attention.out_proj": "without calling it", "normed": "is computed from others"},
+        ),
+        (
+            lambda: nn.Sequential(OrderedDict(wave=_COMPLEX, real=_Real(), kept=nn.Linear(5, 3))),
+            torch.randn(2, 4, dtype=torch.complex64),
+            {"wave": "the weight of Linear is complex"},
+        ),
+    ],
+)
+def test_layers_without_factors_are_left_to_the_optimizer_with_a_reason(make, inputs, reasons):
+    model = make()
+    kfac = _plain(model, skip_layers=["skipped"] if make is _Tied else [])
+    model(inputs).square().sum().backward()
+    before = {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
     kfac.step()
-    left_out = kfac.report().left_out
-    assert "without calling it" in left_out["attention.out_proj"]
-    assert "is computed from others" in left_out["normed"]
-    assert kfac.report().inverted_by == {0: ["kept A", "kept G"]}
-
-
-def test_a_complex_layer_is_left_to_the_optimizer():
-    kfac = _plain(nn.Sequential(nn.Linear(4, 5, dtype=torch.complex64), nn.Linear(5, 3)))
-    assert kfac.report().left_out == {"0": "the weight of Linear is complex"}
+    for name, gradient in before.items():
+        changed = not torch.equal(model.get_parameter(name).grad, gradient)
+        assert changed == name.startswith("kept"), name
+    report = kfac.report()
+    assert report.inverted_by == {0: ["kept A", "kept G"]}
+    assert report.left_out.keys() >= reasons.keys()
+    for name, reason in reasons.items():
+        assert reason in report.left_out[name]
+        assert report.left_out[name] in str(report)
 
 
 @pytest.mark.usefixtures("_job")
