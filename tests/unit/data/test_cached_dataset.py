@@ -261,13 +261,6 @@ def test_without_memory_everything_is_fetched(source, tmp_path, folder):
     cached.close()
 
 
-def test_a_cache_that_was_closed_says_so(cached):
-    cached.close()
-    for use in (lambda: cached[0], cached.statistics):
-        with pytest.raises(ValueError, match="this cache was closed"):
-            use()
-
-
 @pytest.mark.parametrize("arguments", [(8, "never"), ("1MB", "lru")], ids=str)
 def test_memory_too_small_for_any_sample_is_a_warning(tmp_path, arguments, opened):
     memory, evict = arguments
@@ -290,34 +283,30 @@ def test_a_full_file_system_in_memory_is_a_warning(cached, source, monkeypatch):
     assert cached.statistics().refused == 12
 
 
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield 1
+
+
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("source", "arguments", "said"),
     [
-        ({"memory": "8 apples"}, "memory='8 apples'"),
-        ({"evict": "fifo"}, "evict='fifo'"),
-        ({"requests": 0}, "requests=0"),
-        ({"retries": -1}, "retries=-1"),
-        ({"transform": 3}, "transform=3"),
-        ({"fingerprint": ""}, "fingerprint=''"),
-        ({"shard": "half"}, "shard='half'"),
-        ({"version": 2}, "version=2 .expected a string"),
-        ({"retry_on": "OSError"}, "retry_on='OSError' .expected a tuple of classes"),
-        ({"retry_on": (OSError, 3)}, "retry_on=.*3.* .expected a tuple of classes"),
+        ([1], {"memory": "8 apples"}, "memory='8 apples'"),
+        ([1], {"evict": "fifo"}, "evict='fifo'"),
+        ([1], {"requests": 0}, "requests=0"),
+        ([1], {"retries": -1}, "retries=-1"),
+        ([1], {"transform": 3}, "transform=3"),
+        ([1], {"fingerprint": ""}, "fingerprint=''"),
+        ([1], {"shard": "half"}, "shard='half'"),
+        ([1], {"version": 2}, "version=2 .expected a string"),
+        ([1], {"retry_on": "OSError"}, "retry_on='OSError' .expected a tuple of classes"),
+        ([1], {"retry_on": (OSError, 3)}, "retry_on=.*3.* .expected a tuple of classes"),
+        *((one, {}, "expected a map-style.*CachedIterable") for one in (iter([1]), Stream(), {1})),
     ],
 )
-def test_bad_arguments_are_named(arguments, said):
+def test_bad_arguments_are_named(source, arguments, said):
     with pytest.raises(ValueError, match=said):
-        CachedDataset([1], **arguments)
-
-
-def test_what_is_no_map_style_dataset_is_told_what_to_take():
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            yield 1
-
-    for source in (iter([1]), Stream(), {1, 2}):
-        with pytest.raises(ValueError, match=r"expected a map-style dataset.*CachedIterable"):
-            CachedDataset(source)
+        CachedDataset(source, **arguments)
 
 
 def test_counters_are_looked_up_until_they_are_high_enough(cached, monkeypatch):
@@ -328,8 +317,12 @@ def test_counters_are_looked_up_until_they_are_high_enough(cached, monkeypatch):
     cached[2]
 
 
-def test_everything_ends_by_itself(source, tmp_path):
-    cached = CachedDataset(source, (tmp_path, "1MB"))
-    cached[0]
-    del cached  # warnings are errors
-    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+def test_a_cache_that_was_closed_says_so_and_everything_ends_by_itself(cached, source, tmp_path):
+    cached.close()
+    for use in (lambda: cached[0], cached.statistics):
+        with pytest.raises(ValueError, match="this cache was closed"):
+            use()
+    other = CachedDataset(source, (tmp_path / "shm", "1MB"))
+    other[0]
+    del other  # warnings are errors
+    assert list((tmp_path / "shm").iterdir()) == []

@@ -45,9 +45,14 @@ def crop(sample, size=3):
     return sample[:size]
 
 
-def test_equal_datasets_have_equal_fingerprints():
+def test_equal_datasets_have_equal_fingerprints_and_samples_keys_of_their_own():
     assert fingerprint_of(Files()) == fingerprint_of(Files(table={"y": [1, 2], "x": 1}))
     assert len(fingerprint_of(Files())) == 32
+    mine, other = named("mine"), named("mine", "2")
+    names = [0, 1, 10, "0", "1", b"0", b"1"]
+    keys = {key_of(fingerprint, name) for fingerprint in (mine, other) for name in names}
+    assert len(keys) == 14
+    assert {len(key) for key in keys} == {16}
 
 
 def named_alike(function):
@@ -114,7 +119,7 @@ def test_open_files_are_their_names(tmp_path):
             assert fingerprint_of(Files(table=one)) != fingerprint_of(Files(table=other))
 
 
-def test_neither_what_was_read_of_files_in_memory_nor_locks_and_queues_say_anything():
+def test_neither_positions_and_locks_nor_states_of_generators_and_loggers_say_anything():
     files = [io.BytesIO(b"as long"), io.StringIO("as long")]
     locks = [multiprocessing.Lock(), queue.SimpleQueue(), threading.Event(), threading.local()]
     for one in (*files, *locks):
@@ -122,9 +127,12 @@ def test_neither_what_was_read_of_files_in_memory_nor_locks_and_queues_say_anyth
         if one in files:
             one.read(1)
         assert fingerprint_of(Files(table=one)) == before
-
-
-def test_a_handle_that_says_nothing_is_a_warning():
+    made = []
+    for seed in range(2):
+        tools = [np.random.default_rng(seed), torch.Generator().manual_seed(seed), Random(seed)]
+        made.append(fingerprint_of(Files(table=[*tools, logging.getLogger("files")])))
+        logging.getLogger("files.another")
+    assert made[0] == made[1]
     with pytest.warns(UserWarning, match=r"a builtins\.generator .*fingerprint="):
         fingerprint_of(Files(table=(number for number in range(3))))
 
@@ -157,15 +165,6 @@ def test_what_an_object_pickles_is_what_it_is():
     assert fingerprint_of(Connected("a", 1)) == fingerprint_of(Connected("a", 2))
     assert fingerprint_of(Connected("a", 1)) != fingerprint_of(Connected("b", 1))
     assert fingerprint_of(Unpicklable("a", 1)) != fingerprint_of(Unpicklable("b", 1))
-
-
-def test_the_state_of_random_generators_and_loggers_is_no_part():
-    made = []
-    for seed in range(2):
-        tools = [np.random.default_rng(seed), torch.Generator().manual_seed(seed), Random(seed)]
-        made.append(fingerprint_of(Files(table=[*tools, logging.getLogger("files")])))
-        logging.getLogger("files.another")
-    assert made[0] == made[1]
 
 
 def test_a_mapped_file_is_its_name_and_not_read(tmp_path):
@@ -209,11 +208,3 @@ def test_another_process_finds_the_same():
     expected = fingerprint_of(Files(store, transform=crop, table={"a", "b", "c"}))
     # In the other process the classes have the same names, for it imported them by those.
     assert done.stdout.split() == [expected]
-
-
-def test_keys_are_those_of_one_sample():
-    mine, other = named("mine"), named("mine", "2")
-    names = [0, 1, 10, "0", "1", b"0", b"1"]
-    keys = {key_of(fingerprint, name) for fingerprint in (mine, other) for name in names}
-    assert len(keys) == 14
-    assert {len(key) for key in keys} == {16}

@@ -177,22 +177,18 @@ def test_the_first_epoch_has_more_requests_in_flight_than_workers(workers, opene
     assert found.samples == 24
 
 
-def test_a_dead_fetcher_is_not_missed(cached):
+def test_a_fetcher_may_be_spawned_and_a_dead_one_is_not_missed(cached, opened):
     sampler = cached.fetching_ahead(range(24), 4)
     numbers = iter(sampler)
     read = [int(cached[next(numbers)]) for _ in range(3)]
     sampler._fetcher._process.kill()
     sampler._fetcher._process.join()
     read += [int(cached[number]) for number in numbers]
-    assert read == list(range(24))
-    assert list(sampler) == read
+    assert read == list(sampler) == list(range(24))
     sampler.close()
-
-
-def test_a_fetcher_that_is_spawned(opened):
-    cached = opened(list(range(24)), requests=2)
-    sampler = cached.fetching_ahead(range(24), 24, start_method="spawn")
-    assert [cached[number] for number in sampler] == list(range(24))
+    spawned = opened(list(range(24)), requests=2)
+    sampler = spawned.fetching_ahead(range(24), 24, start_method="spawn")
+    assert [spawned[number] for number in sampler] == list(range(24))
     sampler.close()
 
 

@@ -68,11 +68,15 @@ def test_a_cache_does_not_take_all_there_is(opened, tmp_path, monkeypatch, limit
     assert cached[3] == 3
 
 
-def test_the_most_that_a_cache_takes_of_the_machine_and_its_file_system(tmp_path):
+def test_the_most_that_a_cache_takes_and_its_folder(tmp_path, monkeypatch):
     assert most_memory(0) == most_memory(0, 0) == float("inf")
     assert most_memory(8000, 4000) == most_memory(0, 4000) == 3000
     assert room_there_is(tmp_path / "none") == 0
     assert room_there_is(tmp_path) >= shutil.disk_usage(tmp_path).free
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert folder_and_bytes(("~/cache", "1kB"), "disk") == (tmp_path / "cache", 1000)
+    with pytest.raises(ValueError, match=r'disk="?.*a folder and a size'):
+        folder_and_bytes("200GB", "disk")
 
 
 @pytest.mark.parametrize(
@@ -84,19 +88,9 @@ def test_the_most_that_a_cache_takes_of_the_machine_and_its_file_system(tmp_path
 )
 def test_sizes(size, expected):
     assert parse_bytes(size, "memory") == expected
-
-
-@pytest.mark.parametrize("size", ["", "GB", "-1", "8XB", "8iB", True, None])
-def test_what_is_no_size_is_named(size):
-    with pytest.raises(ValueError, match=r"memory=.*expected bytes"):
-        parse_bytes(size, "memory")
-
-
-def test_a_tier_is_a_folder_and_a_size_and_a_tilde_the_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert folder_and_bytes(("~/cache", "1kB"), "disk") == (tmp_path / "cache", 1000)
-    with pytest.raises(ValueError, match=r'disk="?.*a folder and a size'):
-        folder_and_bytes("200GB", "disk")
+    for none in ("", "GB", "-1", "8XB", "8iB", True, None):
+        with pytest.raises(ValueError, match=r"memory=.*expected bytes"):
+            parse_bytes(none, "memory")
 
 
 def test_a_quarter_of_the_file_system_in_memory_stays_free(tmp_path, monkeypatch):
