@@ -10,7 +10,7 @@ import pytest
 import aiacc.array as hvd
 from aiacc.collectives.handles import pending
 from tests.support import operations
-from tests.support.jobs import on_ranks
+from tests.support.jobs import OVER_MPI, on_ranks
 from tests.support.operations import assert_equal
 from tests.support.ranks import run_ranks
 from tests.support.sizes import TWO_AND_THREE
@@ -18,13 +18,11 @@ from tests.support.sizes import TWO_AND_THREE
 FRONT = operations.Frontend(hvd, np.asarray, np.asarray, tells_splits=False)
 
 
-def _whole_table():
+def check_operations():
+    """All of them, in any order."""
     for number, case in enumerate(operations.table(hvd.rank(), hvd.size())):
         operations.check(FRONT, case, number)
-
-
-def _many_in_any_order():
-    """Names pair the operations: every rank submits in an order of its own."""
+    # Names pair the operations: every rank submits in an order of its own.
     rank, size = hvd.rank(), hvd.size()
     all_of_each = [operations.everyones(size, (n + 1,), seed=n) for n in range(200)]
     names = np.random.default_rng(rank).permutation(200).tolist()
@@ -79,10 +77,9 @@ def _take_numbers_and_lists():
     assert_equal(hvd.broadcast((1.5, rank), 0), np.array([1.5, 0.0]))
 
 
-def _everything():
-    hvd.init()
-    _whole_table()
-    _many_in_any_order()
+@on_ranks(1, 3, 4, pytest.param(2, marks=pytest.mark.nightly))
+def test_every_operation_dtype_and_reduction():
+    check_operations()
     _take_foreign_arrays()
     _take_numbers_and_lists()
     operations.check_objects(hvd)
@@ -91,35 +88,25 @@ def _everything():
         _poll_and_duplicates()
     assert not pending
     hvd.barrier()
-    hvd.shutdown()
-
-
-SIZES = [1, 3, 4, pytest.param(2, marks=pytest.mark.nightly)]
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_every_operation_dtype_and_reduction(size):
-    run_ranks(size, _everything)
 
 
 @pytest.mark.fast
 def test_every_operation_on_two_ranks():
-    run_ranks(2, _everything)
+    run_ranks(2, test_every_operation_dtype_and_reduction.body, {})
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("size", TWO_AND_THREE)
 def test_every_operation_over_mpi(size):
-    run_ranks(size, _everything, launcher="mpirun", env={"AIACC_ENGINE": "mpi"})
+    run_ranks(size, test_every_operation_dtype_and_reduction.body, {}, **OVER_MPI)
 
 
 @on_ranks(2, env={"AIACC_UNIT_BYTES": "4096", "AIACC_LANES": "3"})
 def test_tensors_larger_and_smaller_than_a_unit_on_several_lanes():
-    _whole_table()
+    check_operations()
     big = operations.everyones(hvd.size(), (300_001,))
     total = hvd.allreduce(big[hvd.rank()], op=hvd.Sum)
     assert_equal(total, operations.reduced("Sum", big))
-    _many_in_any_order()
 
 
 GOOD = np.ones((2, 3), np.float32)

@@ -14,9 +14,9 @@ import aiacc
 import aiacc.array as hvd
 from aiacc.process_sets import add_process_set, remove_process_set
 from tests.support.gpu import fake_gpu
-from tests.support.jobs import on_ranks
+from tests.support.jobs import on_ranks, over
 from tests.support.needed import missing
-from tests.support.ranks import ROOT, run_ranks
+from tests.support.ranks import ROOT
 from tests.support.sizes import TWO_AND_THREE
 
 LIBRARY = ROOT / "build/dev/tests/cpp/libbindings_c_api_job.so"
@@ -26,8 +26,9 @@ SHUTDOWN = 7
 
 @pytest.fixture(autouse=True)
 def _built():
-    if not LIBRARY.exists():
-        missing(f"{LIBRARY.relative_to(ROOT)} is not built; run make test-cpp")
+    for library in (LIBRARY, fake_gpu.LIBRARY):
+        if not library.exists():
+            missing(f"{library.relative_to(ROOT)} is not built; run make test-cpp")
 
 
 class _Frontend:
@@ -49,12 +50,6 @@ def test_c_knows_what_python_has_started():
     hvd.barrier()
 
 
-def _run(function):
-    hvd.init()
-    _Frontend().run(function)
-    return hvd.allreduce(np.ones(1), op=hvd.Sum, name="afterwards").tolist()
-
-
 @pytest.mark.parametrize(
     "function",
     [
@@ -62,12 +57,14 @@ def _run(function):
         *("child", "wait_in_callback"),
     ],
 )
+@on_ranks(2)
 def test_c_alone(function):
-    assert run_ranks(2, _run, function) == [[2.0]] * 2
+    _Frontend().run(function)
+    assert hvd.allreduce(np.ones(1), op=hvd.Sum, name="afterwards") == [2.0]
 
 
-def _groups_and_process_sets():
-    hvd.init()
+@on_ranks(*TWO_AND_THREE, ways=over("tcp", "mpi"))
+def test_groups_and_process_sets():
     frontend = _Frontend()
     outsider = 1
     ends = add_process_set([rank for rank in range(hvd.size()) if rank != outsider])
@@ -83,15 +80,8 @@ def _groups_and_process_sets():
     frontend.run("removed_set", number)
 
 
-@pytest.mark.parametrize("size", TWO_AND_THREE)
-@pytest.mark.parametrize("engine", ["tcp", "mpi"])
-def test_groups_and_process_sets(engine, size):
-    launcher = "mpirun" if engine == "mpi" else "explicit"
-    run_ranks(size, _groups_and_process_sets, env={"AIACC_ENGINE": engine}, launcher=launcher)
-
-
-def _both_at_once():
-    hvd.init()
+@on_ranks(2, ways=over("tcp", "mpi"))
+def test_c_and_python_submit_at_once():
     frontend = _Frontend()
     turns = 5
     sums = []
@@ -112,28 +102,16 @@ def _both_at_once():
     assert sums == [[[1 + 2 * k] * 7 for k in range(20)]] * turns
 
 
-@pytest.mark.parametrize("engine", ["tcp", "mpi"])
-def test_c_and_python_submit_at_once(engine):
-    launcher = "mpirun" if engine == "mpi" else "explicit"
-    run_ranks(2, _both_at_once, env={"AIACC_ENGINE": engine}, launcher=launcher)
-
-
-def _run_on_fake_gpu(function, *arguments):
-    hvd.init()
-    frontend, fake = _Frontend(), fake_gpu.driver()
-    frontend.library.job_use_device(0, fake.fake_drain)
-    frontend.run(function, *arguments)
-    hvd.barrier()
-    assert fake.fake_misuses() == 0
-
-
 @pytest.mark.parametrize(
     "call", [("sums", 0), ("gather",), ("gather_group", 0), ("all_to_all",), ("failures",)]
 )
+@on_ranks(2, env={"LD_LIBRARY_PATH": str(fake_gpu.LIBRARY.parent)})
 def test_tensors_on_a_gpu(call):
-    if not fake_gpu.LIBRARY.exists():
-        missing("no fake driver; run make test-cpp")
-    run_ranks(2, _run_on_fake_gpu, *call, env={"LD_LIBRARY_PATH": str(fake_gpu.LIBRARY.parent)})
+    frontend, fake = _Frontend(), fake_gpu.driver()
+    frontend.library.job_use_device(0, fake.fake_drain)
+    frontend.run(*call)
+    hvd.barrier()
+    assert fake.fake_misuses() == 0
 
 
 @on_ranks(2)
@@ -146,8 +124,8 @@ def test_c_meets_python_by_name():
         assert hvd.allreduce(value, name="mixed", postscale_factor=10) == 15
 
 
-def _end_with_pending():
-    hvd.init()
+@on_ranks(2)
+def test_shutdown_tells_who_waits():
     rank = hvd.rank()
     frontend = _Frontend()
     hvd.barrier()
@@ -158,15 +136,11 @@ def _end_with_pending():
         frontend.run("pending_failed", SHUTDOWN, b"has shut down")
         frontend.run("is_over", SHUTDOWN)
     hvd.init()
-    return hvd.allreduce(np.ones(1), op=hvd.Sum, name="again").tolist()
+    assert hvd.allreduce(np.ones(1), op=hvd.Sum, name="again") == [2.0]
 
 
-def test_shutdown_tells_who_waits():
-    assert run_ranks(2, _end_with_pending) == [[2.0]] * 2
-
-
-def _wait_while_it_shuts_down():
-    hvd.init()
+@on_ranks(2)
+def test_a_wait_that_begins_in_a_shutdown_lasts_until_memory_is_free():
     if hvd.rank() == 0:
         frontend = _Frontend()
         frontend.run("hold_shutdown")
@@ -176,10 +150,6 @@ def _wait_while_it_shuts_down():
         with pytest.raises(aiacc.ShutdownError):
             hvd.barrier()
         aiacc.shutdown()
-
-
-def test_a_wait_that_begins_in_a_shutdown_lasts_until_memory_is_free():
-    run_ranks(2, _wait_while_it_shuts_down)
 
 
 @on_ranks(2, missing={1})

@@ -12,6 +12,7 @@ import torch
 
 import aiacc.torch as hvd
 from examples import digits
+from tests.support.jobs import on_ranks
 from tests.support.ranks import run_example, run_ranks
 
 SUMMARY = re.compile(r"test accuracy ([\d.]+)%  \d+ images/s on (\d) rank\(s\)  waited [\d.]+ s")
@@ -101,22 +102,18 @@ def test_a_resumed_run_may_be_longer_but_not_shorter(tmp_path, steps):
 EPOCH = 1437 // 64  # steps of two ranks
 
 
-def _interrupt_and_resume(path, steps):
-    hvd.init()
+@pytest.mark.parametrize("steps", [EPOCH, EPOCH + 5], ids=["after an epoch", "in an epoch"])
+@on_ranks(2)
+def test_resumed_training_equals_uninterrupted_training(tmp_path, steps):
+    path = tmp_path / "checkpoint.pt"
     straight = _train()
     interrupted = _train("--max-steps", steps, "--checkpoint", path)
     hvd.barrier()  # only rank 0 knows when the file is there
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     mine = path if hvd.rank() == 0 else path.with_name("not on this host")
     resumed = _train("--resume", mine)
-    hvd.shutdown()
     assert not torch.equal(interrupted, straight)
     assert torch.equal(resumed, straight)
-
-
-@pytest.mark.parametrize("steps", [EPOCH, EPOCH + 5], ids=["after an epoch", "in an epoch"])
-def test_resumed_training_equals_uninterrupted_training(tmp_path, steps):
-    run_ranks(2, _interrupt_and_resume, tmp_path / "checkpoint.pt", steps)
 
 
 def _train_briefly(*options):
@@ -126,17 +123,11 @@ def _train_briefly(*options):
     return parameters
 
 
-def _interrupt(path):
-    hvd.init()
-    _train("--max-steps", EPOCH + 5, "--checkpoint", path)
-    hvd.shutdown()
-
-
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_training_resumes_on_another_number_of_ranks(tmp_path, ranks):
     path = tmp_path / "checkpoint.pt"
     straight, _ = run_ranks(2, _train_briefly)
-    run_ranks(2, _interrupt, path)
+    run_ranks(2, _train_briefly, "--max-steps", EPOCH + 5, "--checkpoint", path)
     for resumed in run_ranks(ranks, _train_briefly, "--resume", path):
         # The sums of four steps are rounded in another order.
         torch.testing.assert_close(torch.from_numpy(resumed), torch.from_numpy(straight))

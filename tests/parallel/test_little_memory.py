@@ -9,7 +9,7 @@ import pytest
 
 import aiacc
 import aiacc.array as hvd
-from tests.support.ranks import run_ranks
+from tests.support.jobs import on_ranks, over
 
 #: Zeros that nobody has touched take no memory of the machine.
 _BYTES = 1 << 30
@@ -39,17 +39,6 @@ def _reduce_with_zeros_of_one_that_has_joined():
         hvd.allreduce_(np.zeros(_BYTES, np.uint8), name="rows", op=hvd.Sum)
 
 
-def _work(operation, poor_rank):
-    hvd.init()
-    if hvd.rank() == poor_rank:
-        _limit_memory()
-    with pytest.raises(aiacc.CollectiveError) as caught:
-        operation()
-    hvd.shutdown()
-    return type(caught.value).__name__, str(caught.value)
-
-
-@pytest.mark.parametrize("engine", ["tcp", "hierarchical"])
 @pytest.mark.parametrize(
     ("operation", "extra", "called"),
     [
@@ -58,9 +47,12 @@ def _work(operation, poor_rank):
         (_reduce_with_zeros_of_one_that_has_joined, 0, "allreduce 'allreduce.rows'"),
     ],
 )
-def test_every_rank_hears_which_tensor_was_too_large(operation, extra, called, engine):
-    results = run_ranks(2, _work, operation, 0, env={"AIACC_ENGINE": engine})
-    for error, text in results:
-        assert error == "EngineError", results
-        assert f" {_BYTES + extra} bytes of {called}" in text
-        assert "bad_alloc" not in text
+@on_ranks(2, ways=over("tcp", "hierarchical"))
+def test_every_rank_hears_which_tensor_was_too_large(operation, extra, called):
+    if hvd.rank() == 0:
+        _limit_memory()
+    text = f" {_BYTES + extra} bytes of {called}"
+    with pytest.raises(aiacc.CollectiveError, match=text) as caught:
+        operation()
+    assert type(caught.value).__name__ == "EngineError"
+    assert "bad_alloc" not in str(caught.value)

@@ -11,12 +11,12 @@ import torch
 import aiacc
 import aiacc.array as hvd
 import aiacc.torch as torch_hvd
-from tests.support.ranks import run_ranks
+from tests.support.jobs import on_ranks
 from tests.support.sizes import TWO_AND_THREE
 
 
 def _disagree(call, *texts):
-    """``call`` is one on the last rank and the other elsewhere; every rank gets the error.
+    """``call`` is one on the last rank and the other elsewhere; every rank gets the same error.
 
     Afterwards all still work together.
     """
@@ -27,7 +27,7 @@ def _disagree(call, *texts):
         assert text in message, f"{text!r} is not in {message!r}"
     total = hvd.allreduce(np.ones(2), name="afterwards", op=hvd.Sum)
     np.testing.assert_array_equal(total, np.full(2, hvd.size()))
-    return message
+    assert hvd.allgather_object(message) == [message] * hvd.size()
 
 
 ONES = np.ones(6, np.float32)
@@ -60,23 +60,16 @@ DIFFERENCES = [
 ]
 
 
-def _all_disagreements():
-    hvd.init()
-    messages = [_disagree(call, *texts) for call, texts in DIFFERENCES]
+@on_ranks(*TWO_AND_THREE)
+def test_disagreement_is_an_error_on_every_rank_and_not_fatal():
+    for call, texts in DIFFERENCES:
+        _disagree(call, *texts)
     # A name that was fine (and is cached) may go wrong later, and be fine again.
     for _ in range(2):
         _reduce()
-    messages.append(_disagree(lambda odd: _reduce(ONES[: 4 if odd else 6]), "4", "6"))
+    _disagree(lambda odd: _reduce(ONES[: 4 if odd else 6]), "4", "6")
     np.testing.assert_array_equal(_reduce(), ONES)
     np.testing.assert_array_equal(_reduce(ONES[:2]), ONES[:2])
-    hvd.shutdown()
-    return messages
-
-
-@pytest.mark.parametrize("size", TWO_AND_THREE)
-def test_disagreement_is_an_error_on_every_rank_and_not_fatal(size):
-    results = run_ranks(size, _all_disagreements)
-    assert all(messages == results[0] for messages in results)
 
 
 #: One name for two kinds of operations.
@@ -91,18 +84,14 @@ KINDS = [
 ]
 
 
-def _same_name_and_another_operation():
-    hvd.init()
-
-    def part(ours, what, theirs, other_what):
-        return _disagree(lambda odd: (theirs if odd else ours)(), what, other_what)
-
-    messages = [part(*kinds) for kinds in KINDS]
-    # The same when all of these are known.
-    for ours, _, theirs, _ in KINDS:
-        ours()
-        theirs()
-    messages.append(part(*KINDS[0]))
+@on_ranks(*TWO_AND_THREE)
+def test_one_name_for_two_kinds_of_operations_is_an_error_on_every_rank():
+    for _ in range(2):
+        for ours, what, theirs, other_what in KINDS:
+            _disagree(lambda odd, calls=(ours, theirs): calls[odd](), what, other_what)
+        for ours, _, theirs, _ in KINDS:  # the same when all of these are known
+            ours()
+            theirs()
     # In any order is fine.
     reduced = [
         lambda: hvd.allreduce_async(ONES, name="both", op=hvd.Sum),
@@ -112,14 +101,6 @@ def _same_name_and_another_operation():
     handles = [submit() for submit in reduced[::order]]
     shapes = [hvd.synchronize(handle).shape for handle in handles[::order]]
     assert shapes == [(6,), (6 * hvd.size(),)]
-    hvd.shutdown()
-    return messages
-
-
-@pytest.mark.parametrize("size", TWO_AND_THREE)
-def test_one_name_for_two_kinds_of_operations_is_an_error_on_every_rank(size):
-    results = run_ranks(size, _same_name_and_another_operation)
-    assert all(messages == results[0] for messages in results)
 
 
 def _outcome(call):
@@ -130,8 +111,10 @@ def _outcome(call):
         return error
 
 
-def _threads_with_a_kind_each(name):
-    hvd.init()
+@pytest.mark.parametrize("name", [None, "x"])
+@on_ranks(2)
+def test_threads_that_are_slow_on_every_rank_are_waited_for(name):
+    """A thread for each kind of operations."""
     ones = np.ones(1)
     calls = [
         lambda: hvd.allreduce(ones, name=name, op=hvd.Sum),
@@ -155,11 +138,4 @@ def _threads_with_a_kind_each(name):
         thread.start()
     for thread in (first, second):
         thread.join()
-    hvd.shutdown()
-    return [outcomes.get(kind) for kind in range(2)]
-
-
-@pytest.mark.parametrize("name", [None, "x"])
-def test_threads_that_are_slow_on_every_rank_are_waited_for(name):
-    results = run_ranks(2, _threads_with_a_kind_each, name)
-    assert results == [[[2.0], [1.0, 1.0]]] * 2
+    assert outcomes == {0: [2.0], 1: [1.0, 1.0]}

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
 import aiacc
 import aiacc.array as hvd
 from aiacc.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from tests.support.jobs import on_ranks
-from tests.support.ranks import run_ranks
+from tests.support.jobs import on_ranks, over
+
+#: Kinds of jobs.
+WAYS = over("tcp", "hierarchical", "mpi")
 
 
-def _add_use_remove(engine):
-    hvd.init()
-    assert aiacc.basics.engine() == engine
+@on_ranks(3, 4, ways=WAYS)
+def test_sets_come_and_go():
+    assert aiacc.basics.engine() == os.environ["AIACC_ENGINE"]
     rank, size = hvd.rank(), hvd.size()
     even = add_process_set(range(0, size, 2))
     odd = add_process_set(ProcessSet(range(1, size, 2)))
@@ -24,11 +28,9 @@ def _add_use_remove(engine):
     assert mine.included()
     assert mine.rank() == rank // 2
     assert mine.size() == len(range(rank % 2, size, 2))
-    results = []
     for count in (1, 100_000):
         total = hvd.allreduce(np.full(count, rank, np.float32), op=hvd.Sum, process_set=mine)
         assert np.all(total == sum(range(rank % 2, size, 2)))
-        results.append(float(total[0]))
     gathered = hvd.allgather(np.full((rank, 2), rank), process_set=mine)
     assert gathered.shape == (sum(range(rank % 2, size, 2)), 2)
     root = size - 1 if (size - 1) % 2 == rank % 2 else size - 2
@@ -52,33 +54,10 @@ def _add_use_remove(engine):
     assert even.process_set_id not in (None, 1)
     hvd.shutdown()
     assert (even.process_set_id, odd.process_set_id) == (None, None)
-    return results
 
 
-#: Sizes, launchers and environments of jobs, each with the engine that it gets.
-JOBS = [
-    pytest.param(3, "explicit", {"AIACC_ENGINE": "tcp"}, "tcp", id="three over tcp"),
-    pytest.param(4, "explicit", {"AIACC_ENGINE": "tcp"}, "tcp", id="four over tcp"),
-    pytest.param(4, "explicit", {}, "hierarchical", id="four on one host"),
-    pytest.param(
-        3,
-        "mpirun",
-        {"AIACC_ENGINE": "mpi"},
-        "mpi",
-        id="three over mpi",
-        marks=pytest.mark.mpi,
-    ),
-]
-
-
-@pytest.mark.parametrize(("size", "launcher", "env", "engine"), JOBS)
-def test_sets_come_and_go(size, launcher, env, engine):
-    run_ranks(size, _add_use_remove, engine, launcher=launcher, env=env)
-
-
-def _change_while_busy(engine):
-    hvd.init()
-    assert aiacc.basics.engine() == engine
+@on_ranks(3, 4, ways=WAYS)
+def test_sets_change_while_work_is_in_flight():
     rank, size = hvd.rank(), hvd.size()
     lasting = add_process_set([0, size - 1])
     for _ in range(5):
@@ -108,12 +87,6 @@ def _change_while_busy(engine):
             else:
                 assert np.all(result == sum(range(ranks)))
     hvd.barrier()  # of whoever is not in the last set, before it leaves
-    hvd.shutdown()
-
-
-@pytest.mark.parametrize(("size", "launcher", "env", "engine"), JOBS)
-def test_sets_change_while_work_is_in_flight(size, launcher, env, engine):
-    run_ranks(size, _change_while_busy, engine, launcher=launcher, env=env)
 
 
 @on_ranks(3)
@@ -139,7 +112,8 @@ def test_mistakes_are_errors_on_every_rank_and_not_fatal():
     assert not remove_process_set(added)
 
 
-def _static():
+@on_ranks(3, starts=False)
+def test_sets_given_to_init():
     sets = [ProcessSet([0, 1]), ProcessSet([1])]
     for _ in range(3):
         aiacc.init(process_sets=sets)
@@ -161,7 +135,3 @@ def _static():
     with pytest.raises(ValueError, match="comm"):
         aiacc.init(comm=[0, 1])
     assert not aiacc.is_initialized()
-
-
-def test_sets_given_to_init():
-    run_ranks(3, _static)

@@ -5,7 +5,8 @@
         assert hvd.allreduce(torch.tensor(1), op=hvd.Sum) == hvd.size()
 
 The body runs between `init` and `shutdown`, on one thread of torch, with the values of
-`pytest.mark.parametrize` and of fixtures, which have to be picklable.
+`pytest.mark.parametrize` and of fixtures, which have to be picklable. Other tests may give
+``test_a_sum_is_that_of_all_ranks.body``, and a dictionary of such values, to `run_ranks`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def on_ranks(
     *sizes: Any,
     ways: Mapping[str, Mapping[str, Any]] | None = None,
     starts: bool = True,
+    run: Callable[..., Any] = run_ranks,
     **options: Any,
 ) -> Callable[[Callable[..., object]], Callable[..., None]]:
     """Run the test on ranks.
@@ -45,6 +47,7 @@ def on_ranks(
         sizes: Numbers of ranks, once for each of which it runs.
         ways: More options of `run_ranks`, by names of theirs; it runs once with each, too.
         starts: Whether `init` is called; else the body does it.
+        run: `run_ranks`, or what stands for it.
         options: Those of `run_ranks`.
     """
 
@@ -52,8 +55,9 @@ def on_ranks(
         @functools.wraps(body)
         def test(size: int, way: str = "", **arguments: Any) -> None:
             chosen = {**options, **(ways[way] if ways else {})}
-            run_ranks(size, _Body(body, starts), arguments, **chosen)
+            run(size, test.body, arguments, **chosen)
 
+        test.body = _Body(body, starts)  # type: ignore[attr-defined]
         signature = inspect.signature(body)
         added = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("size", "way")
@@ -62,10 +66,16 @@ def on_ranks(
             parameters=[*signature.parameters.values(), *added[: 2 if ways else 1]]
         )
         if ways:
-            test = pytest.mark.parametrize("way", ways)(test)
+            test = pytest.mark.parametrize("way", [*map(_marked, ways.items())])(test)
         return pytest.mark.parametrize("size", sizes)(test)
 
     return decorate
+
+
+def _marked(way: tuple[str, Mapping[str, Any]]) -> Any:
+    name, options = way
+    needs_mpi = options.get("launcher") in ("mpirun", "openmpi")
+    return pytest.param(name, marks=pytest.mark.mpi if needs_mpi else ())
 
 
 class _Body:

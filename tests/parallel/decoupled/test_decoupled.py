@@ -5,17 +5,20 @@ What holds for every schedule is in tests/parallel/torch/test_optimizer_situatio
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import aiacc.torch as hvd
 from aiacc import _core
 from aiacc.planning.plan import Plan
 from tests.parallel.decoupled.decoupled_training import (
     NET,
+    all_awaited,
     compare_late,
     loss,
     net,
@@ -27,7 +30,7 @@ from tests.parallel.decoupled.decoupled_training import (
 from tests.parallel.torch.test_optimizer_situations import KINDS, Net, scheduled, two_groups
 from tests.parallel.torch.test_optimizer_situations import loss as loss_of_net
 from tests.support.jobs import on_ranks
-from tests.support.learning.training import Recipe, Together, train
+from tests.support.learning.training import Alone, Recipe, Together, train
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -161,6 +164,60 @@ def test_a_gradient_that_another_hook_drops_on_a_rank_counts_as_zeros(later):
         assert (alike | unchanged).all()
         assert alike.any()
         assert batch == 2 or alike.all()
+
+
+@pytest.mark.parametrize("how", ["model", "in place", "blocks", "part"])
+@on_ranks(2)
+def test_compiled_models(how):
+    """Compiled code is not compiled anew, and sees no parameter that is awaited."""
+    graphs, counts = [], []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    def compiled(training):
+        model = call = training.model
+        if how == "model":
+            call = torch.compile(model, backend=backend)
+        elif how == "in place":
+            model.compile(backend=backend)
+        elif how == "blocks":
+            hvd.compile_blocks(model, backend=backend)
+        elif how == "part":
+            model[2] = torch.compile(model[2], backend=backend)
+            if isinstance(training, Together):
+                training.optimizer = None
+                training.optimizer = wrap(model)
+        training.loss = lambda _, rank, batch: loss(call, rank, batch)
+        train(training, range(4))
+        counts.append(len(graphs))
+        train(training, range(4, 7))
+        assert len(graphs) == counts[-1]
+        assert isinstance(training, Alone) or all_awaited(training.optimizer)
+
+    compare_late(compiled, NET)
+    # At most once more: in the first step, which has nothing to wait for, and in the second.
+    assert counts[1] - counts[0] <= 2 * counts[0]
+
+
+@on_ranks(2)
+def test_a_compiled_function_of_parameters():
+    """What is compiled without the model is right, if slow: it has no hook."""
+
+    def trained_by_a_function(training):
+        @torch.compile(backend="eager")
+        def on(model, rows):
+            hidden = torch.tanh(functional.linear(rows, model[0].weight, model[0].bias))
+            hidden = functional.linear(hidden, model[2].weight, model[2].bias)
+            return functional.linear(hidden, model[4].weight, model[4].bias).pow(2).mean()
+
+        training.loss = lambda model, rank, batch: on(model, rows(rank, batch))
+        train(training, range(5))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of dynamo
+        compare_late(trained_by_a_function, NET)
 
 
 # --- gradients that are not finite, of which each rank has a part

@@ -33,7 +33,6 @@ from tests.support.learning.training import (
     compare,
     train,
 )
-from tests.support.ranks import run_ranks
 
 _NAMES = tuple(name for name, _ in net().named_parameters())
 
@@ -72,6 +71,8 @@ def test_arguments_that_are_not_for_this_schedule():
     ):  # fmt: skip
         with pytest.raises(ValueError, match=text):
             call()
+    with pytest.raises(TypeError, match=r"cannot be copied or pickled"):
+        copy.deepcopy(optimizer)
     check_learned(model, net(), exactly=True)
 
 
@@ -241,8 +242,17 @@ def _meet(folder):
         (folder / str(hvd.rank())).open("w").close()
 
 
-def _loses_a_rank(when, folder):
-    hvd.init()
+@pytest.fixture
+def folder(tmp_path):
+    """With a pipe of each survivor."""
+    for survivor in ("0", "1"):
+        os.mkfifo(tmp_path / survivor)
+    return tmp_path
+
+
+@pytest.mark.parametrize("when", ["scatter", "gather"])
+@on_ranks(3, missing=(2,))
+def test_a_rank_that_dies(when, folder):
     training = train(start(), range(2))
     model, optimizer = training.model, training.optimizer
     optimizer.flush()
@@ -268,19 +278,13 @@ def _loses_a_rank(when, folder):
             train(training, range(2, 3))
         assert all(map(torch.equal, before, model.parameters()))
         return
-    with pytest.raises(hvd.CollectiveError, match=r"has updated this rank's part of the param"):
-        train(training, range(2, 4))  # the forward pass of the second, at the latest
-    with pytest.raises(hvd.CollectiveError, match=r"has updated this rank's part of the param"):
-        model.state_dict()
-    with pytest.raises(hvd.CollectiveError, match=r"has updated this rank's part of the param"):
-        optimizer.step()
+    for call in (
+        lambda: train(training, range(2, 4)),  # the forward pass of the second, at the latest
+        model.state_dict,
+        optimizer.step,
+    ):
+        with pytest.raises(hvd.CollectiveError, match="has updated this rank's part of the param"):
+            call()
     saved = {name: torch.zeros_like(p) for name, p in net().named_parameters()}
     model.load_state_dict(saved)
     assert all(value.eq(0).all() for value in model.state_dict().values())
-
-
-@pytest.mark.parametrize("when", ["scatter", "gather"])
-def test_a_rank_that_dies(when, tmp_path):
-    for survivor in ("0", "1"):
-        os.mkfifo(tmp_path / survivor)
-    run_ranks(3, _loses_a_rank, when, tmp_path, missing=(2,))

@@ -233,3 +233,17 @@ def test_a_thread_that_reads_during_a_step_waits():
     reader.join()
     assert torch.equal(found[0], list(alone.model.parameters())[-1])
     check_learned(training.model, alone.model, exactly=True)
+
+
+@on_ranks(2)
+def test_the_end_of_a_rank_waits_for_the_parameters():
+    """Rank 1 ends at once after the last step; rank 0 reads parameters later."""
+    alone, training = train(_alone(), range(2)), start()
+    with gathers_late():
+        train(training, range(2))
+        if hvd.rank() == 1:
+            hvd.shutdown()
+        else:
+            training.optimizer.flush()
+        assert not training.optimizer.awaited
+        assert all(map(torch.equal, training.model.parameters(), alone.model.parameters()))

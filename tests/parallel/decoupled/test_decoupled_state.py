@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from functools import partial
 
 import pytest
@@ -23,8 +24,15 @@ from tests.parallel.decoupled.decoupled_training import (
     start,
 )
 from tests.support.jobs import on_ranks
-from tests.support.learning.training import Alone, Recipe, compare, gathers_late, train
-from tests.support.ranks import free_port, run_ranks
+from tests.support.learning.training import (
+    Alone,
+    Recipe,
+    check_same_everywhere,
+    compare,
+    gathers_late,
+    train,
+)
+from tests.support.ranks import run_ranks
 
 _ADAM = Recipe(net, adam, loss)
 
@@ -152,6 +160,7 @@ def test_an_optimizer_that_has_state_and_a_scheduler_is_wrapped(schedule):
         return optimizer
 
     def scheduled(training):
+        warnings.simplefilter("error")  # as torch has for a scheduler whose optimizer rests
         later = torch.optim.lr_scheduler.StepLR(training.optimizer, 1, 0.5)
         for batch in range(3):
             train(training, [batch])
@@ -232,9 +241,10 @@ def test_a_new_job_may_have_other_frozen_parameters():
     hvd.barrier()
 
 
-def _new_job(ports, consolidates):
-    torch.set_num_threads(1)
-    hvd.init()
+@pytest.mark.parametrize("consolidates", [True, False])
+@on_ranks(3)
+def test_a_new_job_of_fewer_ranks(port, other_port, consolidates):
+    """Its ranks go on with a state that was collected, and are told to load one otherwise."""
     training = train(start(make_optimizer=adam), range(2))
     optimizer = training.optimizer
     if consolidates:
@@ -246,7 +256,7 @@ def _new_job(ports, consolidates):
     others = [number for number in range(3) if (number == 2) == (rank == 2)]
     os.environ["AIACC_RANK"] = str(others.index(rank))
     os.environ["AIACC_SIZE"] = str(len(others))
-    os.environ["AIACC_ADDR"] = f"127.0.0.1:{ports[rank == 2]}"
+    os.environ["AIACC_ADDR"] = f"127.0.0.1:{other_port if rank == 2 else port}"
     hvd.init()
     training = type(training)(training.model, optimizer, loss)
     if consolidates:
@@ -258,12 +268,4 @@ def _new_job(ports, consolidates):
         optimizer.load_state_dict(adam(net().parameters()).state_dict())
         train(training, range(2, 3))
     optimizer.flush()
-    hvd.shutdown()
-    return [parameter.tolist() for parameter in training.model.parameters()]
-
-
-@pytest.mark.parametrize("consolidates", [True, False])
-def test_a_new_job_of_fewer_ranks(consolidates):
-    """Its ranks go on with a state that was collected, and are told to load one otherwise."""
-    found = run_ranks(3, _new_job, (free_port(), free_port()), consolidates)
-    assert found[0] == found[1]
+    check_same_everywhere(training.model)

@@ -1,4 +1,4 @@
-"""Parameters that are read, written, copied or saved between steps, other than by modules."""
+"""Nobody uses parameters of the step before: who runs, reads, writes or copies them waits."""
 
 from __future__ import annotations
 
@@ -15,17 +15,25 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import aiacc.torch as hvd
 from tests.parallel.decoupled.decoupled_training import (
     NET,
     all_awaited,
     compare_late,
     loss,
+    net,
     rows,
     sgd,
     start,
 )
 from tests.support.jobs import on_ranks
-from tests.support.learning.training import Alone, Recipe, check_same_everywhere, train
+from tests.support.learning.training import (
+    Alone,
+    Recipe,
+    Together,
+    check_same_everywhere,
+    train,
+)
 
 
 class _Own(nn.Parameter):
@@ -93,18 +101,103 @@ def _by_a_function_of_ones_own(model, rank, batch):
     return model.last(_Scaled.apply(rows(rank, batch), model.weight) + model.own).pow(2).mean()
 
 
+class _Attention(nn.Module):
+    """A parent, MultiheadAttention, uses the weights of a child whose forward is never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(20, 2, batch_first=True)
+        self.last = nn.Linear(20, 20)
+
+    def forward(self, rows):
+        rows = rows.unsqueeze(0)
+        return self.last(self.attention(rows, rows, rows)[0])
+
+
+class _Tied(nn.Module):
+    """One weight of two modules, and one that another module uses without calling its owner."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(40, 20, bias=False)
+        self.body = nn.Linear(20, 40)
+        self.tied = nn.Linear(40, 20, bias=False)
+        self.tied.weight = self.head.weight
+        self.lent = nn.Linear(20, 20)
+
+    def forward(self, rows):
+        rows = functional.linear(rows, self.lent.weight)
+        hidden = self.tied(torch.relu(self.body(rows)))
+        return self.head(self.body(self.lent(hidden)))
+
+
+class _Backwards(nn.Module):
+    """Modules are called in another order than they were registered in, one of them twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(20, 20) for _ in range(4))
+
+    def forward(self, rows):
+        for part in [*reversed(self.parts), self.parts[3]]:
+            rows = torch.tanh(part(rows))
+        return rows
+
+
+class _Normed(nn.Module):
+    """A pre-hook of torch computes the weight from parameters before the module is called."""
+
+    def __init__(self):
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the old one, which works by a hook, is deprecated
+            self.old = nn.utils.weight_norm(nn.Linear(20, 20))
+        self.new = nn.utils.parametrizations.weight_norm(nn.Linear(20, 20))
+
+    def forward(self, rows):
+        return self.new(torch.tanh(self.old(rows)))
+
+
+class _Recurrent(nn.Module):
+    """A list of weights goes to one function; activations are computed again in the backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRU(20, 20, 2)
+        self.last = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 20))
+
+    def forward(self, rows):
+        hidden = self.cell(rows.unsqueeze(1))[0]
+        return torch.utils.checkpoint.checkpoint(self.last, hidden, use_reentrant=False)
+
+
 @pytest.mark.parametrize(
-    "on", [_regularised, _norms_first, _encodes, _forwards, _functional, _by_a_function_of_ones_own]
+    ("kind", "on"),
+    [
+        *((_Encoder, on) for on in (_regularised, _norms_first, _encodes, _forwards, _functional)),
+        (_Encoder, _by_a_function_of_ones_own),
+        *((kind, loss) for kind in (_Attention, _Tied, _Backwards, _Normed, _Recurrent)),
+    ],
 )
 @on_ranks(2)
-def test_losses_that_use_parameters_in_their_ways(on):
+def test_losses_and_modules_that_use_parameters_in_their_ways(kind, on):
+    def make():
+        torch.manual_seed(0)
+        return kind()
+
+    def five_steps(training):
+        train(training, range(5))
+        if isinstance(training, Together):
+            assert len(training.optimizer.buckets) > 1
+            assert training.optimizer.awaited
+            assert kind is not _Encoder or all_awaited(training.optimizer)
+
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model = compare_late(
-            lambda training: _check_under_way(train(training, range(5))), Recipe(_Encoder, sgd, on)
-        ).model
-    assert type(model.own) is _Own
-    assert type(model.weight) is nn.Parameter
+        warnings.simplefilter("error")  # none is without guard
+        model = compare_late(five_steps, Recipe(make, partial(sgd, lr=0.1), on)).model
+    if kind is _Encoder:
+        assert type(model.own) is _Own
+        assert type(model.weight) is nn.Parameter
 
 
 def _clamps(model):
@@ -135,13 +228,25 @@ def _copies_from(model):
     )
 
 
-@pytest.mark.parametrize("write", [_clamps, _adds, _replaces, _sets_an_element, _copies_from])
+def _loads(model):
+    model.load_state_dict({name: value * 0.9 for name, value in net().state_dict().items()})
+
+
+def _is_sent(model):
+    hvd.broadcast_parameters(list(model.named_parameters()), 1)
+
+
+_WRITES = [_clamps, _adds, _replaces, _sets_an_element, _copies_from, _loads, _is_sent]
+
+
+@pytest.mark.parametrize("write", _WRITES)
 @on_ranks(2)
 def test_writes_after_steps(write):
     def written(training):
         for batch in range(5):
             train(training, [batch])
-            write(training.model)
+            if write is not _is_sent or isinstance(training, Together):
+                write(training.model)
         _check_under_way(train(training, [5]))
 
     compare_late(written, NET)
@@ -197,7 +302,10 @@ _COPIES = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda model: pickle.loads(pickle.dumps(model)),
     "save": _saved,
-    "state_dict": lambda model: [value.clone() for value in model.state_dict().values()],
+    "state_dict": lambda model: _copied(model.state_dict().values()),
+    "state_dict of a part": lambda model: _copied(model[2].state_dict().values()),
+    "without gradients": lambda model: torch.no_grad()(model)(rows(9, 9)),
+    "evaluated": lambda model: model.eval()(rows(9, 9)).detach(),
     "parameter": lambda model: copy.deepcopy(model[2].weight),
     "shallow": lambda model: copy.copy(model[0].weight),
     "numpy": lambda model: model[0].weight.detach().numpy().copy(),

@@ -25,7 +25,8 @@ from tests.parallel.launch.helpers import (
     wait_for,
 )
 from tests.support import fake_srun, footprint
-from tests.support.ranks import free_port, run_ranks
+from tests.support.jobs import on_ranks
+from tests.support.ranks import run_ranks
 
 LAUNCHERS = [
     pytest.param("explicit", "rendezvous", id="explicit"),
@@ -173,7 +174,9 @@ def torch_environment(port, *, agent_store):
     return {"environment": LauncherEnvironment(torchrun=environment, mpi=None), "config": unset}
 
 
-def share_the_port_with_torch(port, order):
+@pytest.mark.parametrize("order", ["exchange", "torch exchange torch", "exchange torch exchange"])
+@on_ranks(2, starts=False)
+def test_rank_0_hosts_the_store_and_shares_it_with_torch(port, order):
     torch = pytest.importorskip("torch.distributed")
     told = torch_environment(port, agent_store=False)
     place = told["environment"].torchrun
@@ -189,12 +192,8 @@ def share_the_port_with_torch(port, order):
             torch.destroy_process_group()
 
 
-@pytest.mark.parametrize("order", ["exchange", "torch exchange torch", "exchange torch exchange"])
-def test_rank_0_hosts_the_store_and_shares_it_with_torch(order):
-    run_ranks(2, share_the_port_with_torch, free_port(), order)
-
-
-def ignore_stale_entries(port):
+@on_ranks(2, starts=False)
+def test_a_store_with_entries_of_an_earlier_life(port):
     torch = pytest.importorskip("torch.distributed")
     told = torch_environment(port, agent_store=True)
     rank = told["environment"].torchrun.rank
@@ -214,10 +213,6 @@ def ignore_stale_entries(port):
         store.wait(["finished"])
     else:
         store.set("finished", "")
-
-
-def test_a_store_with_entries_of_an_earlier_life():
-    run_ranks(2, ignore_stale_entries, free_port())
 
 
 def wrong_port(port):

@@ -18,6 +18,7 @@ import aiacc
 import aiacc.array as hvd
 from aiacc import _core
 from tests.support import footprint
+from tests.support.jobs import on_ranks
 from tests.support.programs import run_program
 from tests.support.ranks import rank_environment, run_ranks
 
@@ -86,14 +87,8 @@ def _who_am_i():
     assert hvd.global_process_set.size() == hvd.size()
     assert hvd.global_process_set.rank() == hvd.rank()
     assert hvd.global_process_set.included()
-    answer = (
-        hvd.rank(),
-        hvd.size(),
-        hvd.local_rank(),
-        hvd.local_size(),
-        hvd.cross_rank(),
-        hvd.cross_size(),
-    )
+    of_host = (hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
+    answer = (hvd.rank(), hvd.size(), *of_host)
     hvd.shutdown()
     assert hvd.global_process_set.ranks is None
     return answer
@@ -109,10 +104,10 @@ def test_alone_is_a_job_of_one():
     assert run_ranks(1, _who_am_i, launcher="python") == [(0, 1, 0, 1, 0, 1)]
 
 
-def _timelines(folder):
-    hvd.init()
+@on_ranks(2)
+def test_timelines_have_horovods_phases(tmp_path):
     for marks_cycles in (True, False):
-        path = Path(folder) / f"{marks_cycles}.{hvd.rank()}.json"
+        path = tmp_path / f"{marks_cycles}.{hvd.rank()}.json"
         hvd.start_timeline(path, mark_cycles=marks_cycles)
         hvd.allreduce(np.ones(3), name="x")
         hvd.stop_timeline()
@@ -125,15 +120,11 @@ def _timelines(folder):
         of_x = {event["cat"] for event in events if event["name"] == "allreduce.x"}
         assert of_x == {"NEGOTIATE_ALLREDUCE", "ALLREDUCE"}
         assert any(event.get("cat") == "CYCLE_START" for event in events) == marks_cycles
-    hvd.shutdown()
-
-
-def test_timelines_have_horovods_phases(tmp_path):
-    run_ranks(2, _timelines, str(tmp_path))
 
 
 _NO_SHUTDOWN = """
 import numpy, aiacc.array as hvd
+assert "libmpi" not in open("/proc/self/maps").read()
 hvd.init()
 hvd.allreduce(numpy.ones(3))
 print("done", flush=True)
@@ -145,31 +136,14 @@ def test_process_that_forgets_shutdown_ends_cleanly():
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
 
 
-def _fork_and_exit():
-    hvd.init()
+@on_ranks(2)
+def test_forked_child_does_not_end_the_job():
     child = os.fork()
     if child == 0:
         atexit._run_exitfuncs()  # what sys.exit would run; must not touch the parent's runtime
         os._exit(0)
-    _, status = os.waitpid(child, 0)
-    total = hvd.allreduce(np.ones(2), op=hvd.Sum)
-    hvd.shutdown()
-    return os.waitstatus_to_exitcode(status), total.tolist()
-
-
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_forked_child_does_not_end_the_job():
-    assert run_ranks(2, _fork_and_exit) == [(0, [2.0, 2.0])] * 2
-
-
-_IMPORTS = """
-import sys
-import aiacc, aiacc.array
-names = {name.partition(".")[0] for name in sys.modules}
-assert not names & {"torch", "tensorflow", "keras", "mpi4py"}, names
-maps = open("/proc/self/maps").read()
-assert "libmpi" not in maps
-"""
+    assert os.waitpid(child, 0)[1] == 0
+    assert hvd.allreduce(np.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0]
 
 
 def _use_in_a_child(answers):
@@ -182,8 +156,8 @@ def _use_in_a_child(answers):
     answers.send(hvd.is_initialized())
 
 
-def _fork_and_communicate():
-    hvd.init()
+@on_ranks(2)
+def test_forked_child_knows_its_rank_and_leaves_the_connections_alone():
     hvd.allreduce(np.ones(3), name="same")
     answers, questions = multiprocessing.Pipe(duplex=False)
     worker = multiprocessing.get_context("fork").Process(target=_use_in_a_child, args=(questions,))
@@ -192,22 +166,15 @@ def _fork_and_communicate():
     assert answers.recv() is False
     worker.join()
     assert worker.exitcode == 0
-    return hvd.allreduce(np.ones(3), name="same", op=hvd.Sum).tolist()
-
-
-def test_forked_child_knows_its_rank_and_leaves_the_connections_alone():
-    assert run_ranks(2, _fork_and_communicate) == [[2.0] * 3] * 2
-
-
-def test_importing_aiacc_imports_no_framework_and_no_mpi():
-    run_program([sys.executable, "-c", _IMPORTS], env=rank_environment({}), check=True)
+    assert hvd.allreduce(np.ones(3), name="same", op=hvd.Sum).tolist() == [2.0] * 3
 
 
 class _AlarmError(Exception):
     pass
 
 
-def _interrupted_wait():
+@on_ranks(2, starts=False)
+def test_a_signal_reaches_python_during_a_wait():
     def ring(_number, _frame):
         raise _AlarmError
 
@@ -225,15 +192,10 @@ def _interrupted_wait():
     if hvd.rank() == 1:
         handle = hvd.allreduce_async_(mine, name="lonely")
     assert hvd.synchronize(handle).tolist() == [1] * 4
-    hvd.shutdown()
 
 
-def test_a_signal_reaches_python_during_a_wait():
-    run_ranks(2, _interrupted_wait)
-
-
-def _stale_handle():
-    hvd.init()
+@on_ranks(2)
+def test_a_handle_of_an_earlier_life_names_nothing():
     handle = hvd.allreduce_async(np.ones(2), name="before")
     hvd.synchronize(handle)
     hvd.shutdown()
@@ -242,18 +204,10 @@ def _stale_handle():
     with pytest.raises(ValueError, match="handle"):
         _core.wait(handle)
     hvd.synchronize(later)
-    hvd.shutdown()
 
 
-def test_a_handle_of_an_earlier_life_names_nothing():
-    run_ranks(2, _stale_handle)
-
-
-def _unwritable_stall_file():
+@on_ranks(2, starts=False, env={"AIACC_STALL_FILE": "/nowhere/stalls"})
+def test_a_stall_file_that_cannot_be_written_is_named_at_the_start():
     with pytest.raises(ValueError, match=r"AIACC_STALL_FILE=.*nowhere/stalls.*correct or unset it"):
         hvd.init()
     assert not hvd.is_initialized()
-
-
-def test_a_stall_file_that_cannot_be_written_is_named_at_the_start():
-    run_ranks(2, _unwritable_stall_file, env={"AIACC_STALL_FILE": "/nowhere/stalls"})

@@ -18,6 +18,7 @@ from aiacc.bootstrap.providers import pmix_client
 from aiacc.config import launcher_environment
 from tests.parallel.launch.helpers import exchange, loaded_mpi, pipes, run_under_mpirun
 from tests.support import footprint
+from tests.support.jobs import on_ranks
 from tests.support.ranks import mpirun, run_ranks
 
 pytestmark = pytest.mark.mpi
@@ -32,7 +33,9 @@ from tests.parallel.launch.helpers import attempt, exchange, loaded_mpi, wait_fo
 EXCHANGE = IMPORTS + "print(exchange(3, 2), flush=True)"
 
 
-def with_mpi(order):
+@pytest.mark.parametrize("order", ["exchange mpi exchange", "mpi exchange", "exchange mpi"])
+@on_ranks(2, starts=False, launcher="mpirun")
+def test_mpich_may_be_initialised_before_or_after(order):
     """Initialise MPICH in the same process, on the same PMI descriptor, at the given point."""
     for step in order.split():
         if step == "exchange":
@@ -42,11 +45,6 @@ def with_mpi(order):
             rank, size, _ = _core.mpi_initialize()
             environment = launcher_environment().mpi
             assert (rank, size) == (environment.rank, environment.size)
-
-
-@pytest.mark.parametrize("order", ["exchange mpi exchange", "mpi exchange", "exchange mpi"])
-def test_mpich_may_be_initialised_before_or_after(order):
-    run_ranks(2, with_mpi, order, launcher="mpirun")
 
 
 def with_openmpi(order, slow_client=""):

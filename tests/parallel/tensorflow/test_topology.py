@@ -13,12 +13,6 @@ from tests.support.learning.keras_training import ENV, RANKS
 from tests.support.ranks import free_port
 
 
-@pytest.fixture
-def address():
-    """Of a second job."""
-    return f"127.0.0.1:{free_port()}"
-
-
 @on_ranks(RANKS, env=ENV, starts=False)
 def test_a_graph_asks_when_it_runs():
     @tf.function(input_signature=[])
@@ -45,12 +39,12 @@ def test_a_graph_asks_when_it_runs():
 
 
 @on_ranks(RANKS, env=ENV)
-def test_a_traced_function_tells_ranks_of_the_next_job(address):
+def test_a_traced_function_tells_ranks_of_the_next_job(port):
     """Where they are reversed."""
     look, first = tf.function(lambda: hvd.rank_op()), hvd.rank()
     assert look().numpy() == first
     hvd.shutdown()
-    os.environ.update(AIACC_RANK=str(RANKS - 1 - first), AIACC_ADDR=address)
+    os.environ.update(AIACC_RANK=str(RANKS - 1 - first), AIACC_ADDR=f"127.0.0.1:{port}")
     hvd.init()
     assert hvd.rank() == RANKS - 1 - first
     assert look().numpy() == hvd.rank()
@@ -58,7 +52,7 @@ def test_a_traced_function_tells_ranks_of_the_next_job(address):
 
 
 @on_ranks(RANKS, env=ENV, starts=False)
-def test_averages_and_gradients_are_those_of_the_next_job(address):
+def test_averages_and_gradients_are_those_of_the_next_job(port):
     """What was traced by a rank alone has the sizes and ranks of the job of two that follows."""
     rank = int(os.environ["AIACC_RANK"])
     os.environ.update(AIACC_RANK="0", AIACC_SIZE="1", AIACC_ADDR=f"127.0.0.1:{free_port()}")
@@ -91,6 +85,6 @@ def test_averages_and_gradients_are_those_of_the_next_job(address):
         hvd.shutdown()
 
     expect(1, 0)
-    os.environ.update(AIACC_RANK=str(rank), AIACC_SIZE=str(RANKS), AIACC_ADDR=address)
+    os.environ.update(AIACC_RANK=str(rank), AIACC_SIZE=str(RANKS), AIACC_ADDR=f"127.0.0.1:{port}")
     expect(RANKS, rank)
     assert look.experimental_get_tracing_count() == 1

@@ -28,7 +28,8 @@ def _inputs(count, seed=0):
     return [torch.randn(count, generator=generator, dtype=torch.float64) for _ in range(hvd.size())]
 
 
-def operations():
+@on_ranks(1, 2, 4)
+def test_operations():
     rank = hvd.rank()
     for count in (1, 7, 1000, 300_000):
         inputs = _inputs(count, seed=count)
@@ -51,11 +52,6 @@ def operations():
     parallel = torch.full((5,), 3.0, requires_grad=True)
     hvd.allreduce(parallel, op=hvd.Adasum).sum().backward()
     torch.testing.assert_close(parallel.grad, torch.ones(5))
-
-
-@on_ranks(1, 2, 4)
-def test_operations():
-    operations()
 
 
 def _loss(model, rank, batch):

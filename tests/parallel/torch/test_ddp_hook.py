@@ -9,8 +9,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import aiacc
 import aiacc.torch as hvd
+from tests.support.jobs import on_ranks
 from tests.support.process_group import leave
-from tests.support.ranks import free_port, run_ranks
 from tests.support.sizes import TWO_AND_THREE
 
 
@@ -53,9 +53,8 @@ def _failure_reaches_the_caller():
         loss.backward()
 
 
-def _compare(port):
-    torch.set_num_threads(1)
-    hvd.init()
+@on_ranks(*TWO_AND_THREE)
+def test_same_parameters_as_plain_ddp(port):
     distributed.init_process_group(
         "gloo", f"tcp://127.0.0.1:{port}", rank=hvd.rank(), world_size=hvd.size()
     )
@@ -69,8 +68,3 @@ def _compare(port):
     distributed.barrier()
     _failure_reaches_the_caller()
     leave()
-
-
-@pytest.mark.parametrize("size", TWO_AND_THREE)
-def test_same_parameters_as_plain_ddp(size):
-    run_ranks(size, _compare, free_port())

@@ -7,6 +7,8 @@ be waited for.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -30,19 +32,21 @@ from tests.parallel.torch import (
     test_objects_and_sparse,
     test_ops,
     test_optimizer,
-    test_optimizer_buckets,
     test_optimizer_classes,
-    test_optimizer_situations,
     test_process_group,
     test_sync_batch_norm,
 )
-from tests.support import process_group
+from tests.parallel.torch import test_optimizer_buckets as of_buckets
+from tests.parallel.torch import test_optimizer_situations as situations
+from tests.support import operations, process_group
 from tests.support.gpu import fake_gpu
 from tests.support.gpu.device_array import DeviceArray
+from tests.support.jobs import on_ranks
 from tests.support.learning.coded import in_ddp
-from tests.support.ranks import free_port, run_ranks
+from tests.support.ranks import run_ranks
 
 SIZES = [1, pytest.param(2, marks=pytest.mark.nightly), 3]
+on_fake_gpus = functools.partial(on_ranks, run=fake_gpu.run_ranks)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -56,13 +60,10 @@ def test_what_make_gpu_check_does(size):
     assert fake_gpu.run_ranks(size, bodies.every_operation) == [len(bodies.DTYPES)] * size
 
 
-def test_optimizers_and_maps_of_make_gpu_check():
+def test_optimizers_maps_and_packed_factors_of_make_gpu_check():
     assert fake_gpu.run_ranks(2, optim_bodies.large_batch_optimizers) == [9, 9]
     reasons, others = fake_gpu.run_ranks(2, optim_bodies.divided_maps)
     assert reasons == others
-
-
-def test_packed_factors_of_make_gpu_check():
     fake_gpu.run_ranks(1, factor_bodies.packed_factors)
 
 
@@ -242,47 +243,34 @@ def test_training_of_make_gpu_check(options):
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("test", "arguments"),
     [
-        test_sync_batch_norm._all_variants,
-        test_objects_and_sparse._objects,
-        test_objects_and_sparse._sparse,
+        (test_sync_batch_norm.test_equal_to_one_process_with_the_whole_batch, {}),
+        (test_objects_and_sparse.test_objects, {}),
+        (test_objects_and_sparse.test_sparse_tensors, {}),
+        (situations.test_every_situation_with, {"schedule": "all_reduce"}),
+        (situations.test_every_situation_with, {"schedule": "views"}),
+        (
+            test_optimizer.test_compressed_gradients_are_exact_but_for_roundings,
+            {"options": {}, "name": "bf16"},
+        ),
+        (test_optimizer.test_sparse_gradients, {}),
+        (of_buckets.test_gradients_stay_unless_most_are_dropped, {"bucket_bytes": 64}),
+        (of_buckets.test_gradients_stay_unless_most_are_dropped, {"bucket_bytes": 1 << 20}),
+        (of_buckets.test_a_rank_that_joined_learns_what_became_of_views, {}),
+        (of_buckets.test_ranks_whose_memory_formats_differ_are_told, {}),
+        (of_buckets.test_groups_in_the_order_of_the_first_rank, {}),
+        (test_optimizer_classes.test_every_optimizer_of_torch, {}),
+        (test_optimizer_classes.test_changing_parameters, {}),
+        (test_adasum.test_operations, {}),
     ],
 )
-def test_two_ranks_as_on_the_cpu(body):
-    fake_gpu.run_ranks(2, body)
+def test_two_ranks_as_on_the_cpu(test, arguments):
+    fake_gpu.run_ranks(2, test.body, arguments)
 
 
-def _in_a_job(body, arguments):
-    torch.set_num_threads(1)
-    hvd.init()
-    body(*arguments)
-    hvd.shutdown()
-
-
-@pytest.mark.parametrize(
-    ("body", "arguments"),
-    [
-        (test_optimizer_situations.every_situation_with, ["all_reduce"]),
-        (test_optimizer_situations.every_situation_with, ["views"]),
-        (test_optimizer.narrow_gradients, [{}, "bf16"]),
-        (test_optimizer.sparse_gradients, []),
-        (test_optimizer_buckets.views_of_buckets, [64]),
-        (test_optimizer_buckets.views_of_buckets, [1 << 20]),
-        (test_optimizer_buckets.joined_meanwhile, []),
-        (test_optimizer_buckets.other_formats, []),
-        (test_optimizer_buckets.groups_of_gradients, []),
-        (test_optimizer_classes.every_class, []),
-        (test_optimizer_classes.changing_parameters, []),
-        (test_adasum.operations, []),
-    ],
-)
-def test_optimizers_of_two_ranks_as_on_the_cpu(body, arguments):
-    fake_gpu.run_ranks(2, _in_a_job, body, arguments)
-
-
-def _process_group(port):
-    process_group.join(port)
+def _process_group(arguments):
+    process_group.join(**arguments)
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     test_process_group._reduce(rank, size)
     test_process_group._move(rank, size)
@@ -292,9 +280,11 @@ def _process_group(port):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("body", [test_ddp_hook._compare, _process_group])
-def test_torch_distributed(body):
-    fake_gpu.run_ranks(2, body, free_port())
+@pytest.mark.parametrize(
+    "body", [test_ddp_hook.test_same_parameters_as_plain_ddp.body, _process_group]
+)
+def test_torch_distributed(body, port):
+    fake_gpu.run_ranks(2, body, {"port": port})
 
 
 def _steps_of_an_optimizer(steps):
@@ -348,39 +338,24 @@ def test_more_ranks_than_gpus_are_staged(capfd):
     assert "see 2 GPUs together" in log
 
 
-def _mixed_places():
-    hvd.init()
+@on_fake_gpus(2, 3)
+def test_mixed_places_fail_on_every_rank():
     mine = torch.ones(4, device="cpu") if hvd.rank() == 0 else torch.ones(4)
-    with pytest.raises(aiacc.MismatchError) as caught:
+    said = "'allreduce.mixed': rank 0 submitted device cpu, rank 1 submitted device gpu"
+    with pytest.raises(aiacc.MismatchError, match=said):
         hvd.allreduce(mine, name="mixed")
     assert hvd.allreduce(torch.ones(4), name="later", op=hvd.Sum)[0] == hvd.size()
     assert hvd.allreduce(torch.ones(4, device="cpu"), name="host", op=hvd.Sum)[0] == hvd.size()
-    hvd.shutdown()
-    return str(caught.value)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_mixed_places_fail_on_every_rank(size):
-    messages = fake_gpu.run_ranks(size, _mixed_places)
-    assert len(set(messages)) == 1
-    assert (
-        "'allreduce.mixed': rank 0 submitted device cpu, rank 1 submitted device gpu" in messages[0]
-    )
-
-
-def _a_group_in_two_places():
-    hvd.init()
+@on_fake_gpus(1)
+def test_a_group_is_in_one_place():
     with pytest.raises(ValueError, match=r"tensor 1 on device cpu.*expected one device"):
         hvd.grouped_allreduce([torch.ones(2), torch.ones(2, device="cpu")], name="both")
-    hvd.shutdown()
 
 
-def test_a_group_is_in_one_place():
-    fake_gpu.run_ranks(1, _a_group_in_two_places)
-
-
-def _capture():
-    hvd.init()
+@on_fake_gpus(2)
+def test_capture_into_a_graph_is_refused():
     driver = fake_gpu.driver()
     hvd.allreduce(torch.ones(2))
     driver.fake_set_capturing(0, 1)
@@ -389,48 +364,22 @@ def _capture():
         hvd.allreduce_async_(torch.ones(2), name="graph")
     driver.fake_set_capturing(0, 0)
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum)[0] == hvd.size()
-    hvd.shutdown()
 
 
-def test_capture_into_a_graph_is_refused():
-    fake_gpu.run_ranks(2, _capture)
+def _host(array):
+    return array.host if isinstance(array, DeviceArray) else array
 
 
-def _arrays():
+@on_fake_gpus(*SIZES)
+def test_arrays():
     """aiacc.array on what passes for CuPy's arrays."""
-    array_hvd.init()
-    rank, size = array_hvd.rank(), array_hvd.size()
-
-    def on_device(*shape, dtype=np.float32, value=rank + 1):
-        return DeviceArray(np.full(shape, value, dtype))
-
-    total = sum(range(1, size + 1))
-    for _ in range(2):  # the second time from the cache
-        given = on_device(300, 300)
-        result = array_hvd.allreduce(given, name="sum", op=array_hvd.Sum)
-        assert isinstance(result, DeviceArray)
-        assert (result.host == total).all()
-        assert (given.host == rank + 1).all()
-        assert array_hvd.allreduce_(given, name="place", op=array_hvd.Sum) is given
-        assert (given.host == total).all()
-    rows = array_hvd.allgather(on_device(rank + 1, 2, dtype=np.int64), name="rows")
-    assert rows.host[:, 0].tolist() == [r + 1 for r in range(size) for _ in range(r + 1)]
-    assert (array_hvd.broadcast(on_device(7), size - 1, name="b").host == size).all()
-    part = array_hvd.reducescatter(on_device(2 * size + 1, 3), name="rs", op=array_hvd.Sum)
-    assert part.shape == (3 if rank == 0 else 2, 3)
-    assert (part.host == total).all()
-    output, received = array_hvd.alltoall(on_device(size, 2), [1] * size, name="x")
-    assert output.host[:, 0].tolist() == list(range(1, size + 1))
-    assert received.tolist() == [1] * size
-    both = array_hvd.grouped_allreduce([on_device(5), on_device(9)], name="g", op=array_hvd.Sum)
-    assert all((result.host == total).all() for result in both)
-    gathered = array_hvd.grouped_allgather([on_device(1), on_device(rank, 2)], name="gg")
-    assert [result.shape[0] for result in gathered] == [size, sum(range(size))]
+    front = operations.Frontend(array_hvd, DeviceArray, _host, tells_splits=False)
+    dtypes = [np.dtype(kind) for kind in (np.float32, np.float16, np.int64)]
+    cases = operations.table(hvd.rank(), hvd.size(), dtypes, [(5,), (300, 300), (0, 2)])
+    for number, case in enumerate(case for case in cases if case.verb != "grouped_allreduce"):
+        operations.check(front, case, number)
+    two = [DeviceArray(np.ones(count)) for count in (5, 9)]
+    sums = array_hvd.grouped_allreduce(two, name="g", op=array_hvd.Sum)
+    assert all(isinstance(one, DeviceArray) and (one.host == hvd.size()).all() for one in sums)
     with pytest.raises(ValueError, match=r"array 1 on device -1 and array 0 on 0"):
-        array_hvd.grouped_allreduce([on_device(5), np.ones(5)], name="mixed")
-    array_hvd.shutdown()
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_arrays(size):
-    fake_gpu.run_ranks(size, _arrays)
+        array_hvd.grouped_allreduce([two[0], np.ones(5)], name="mixed")

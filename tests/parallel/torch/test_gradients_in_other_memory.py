@@ -12,7 +12,6 @@ from torch import nn
 import aiacc.torch as hvd
 from tests.support.jobs import on_ranks
 from tests.support.learning.training import Recipe, Together, compare, distributed, train
-from tests.support.ranks import free_port
 
 SCHEDULES = {
     "all_reduce": {},
@@ -196,7 +195,6 @@ def test_an_optimizer_that_gives_its_parameters_other_memory(schedule):
 
 
 @every_schedule
-@pytest.mark.parametrize("port", [free_port()], ids=["port"])
 @on_ranks(2)
 def test_a_new_job_of_a_model_in_another_format(port, schedule):
     """Formats of another job are those of its model, for the state as well."""

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 import aiacc
-from tests.support.process_group import assert_equal, in_group, join
-from tests.support.ranks import free_port, run_ranks
+from tests.support.process_group import assert_equal, in_group
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 #: Numbers of elements: none, few, and more than one write takes.
@@ -22,14 +21,8 @@ def _values(source, target, count, dtype):
     return torch.randint(0, 5, (count,), generator=generator).to(dtype)
 
 
-def _job(port, checks):
-    join(port)
-    for check in checks:
-        check()
-    dist.destroy_process_group()
-
-
-def _pairs():
+@in_group(3)
+def test_every_pair():
     me, size = dist.get_rank(), dist.get_world_size()
     for count in SIZES:
         for dtype in DTYPES if count < 10_000 else DTYPES[:1]:
@@ -44,7 +37,8 @@ def _pairs():
                         assert_equal(received, sent)
 
 
-def _tags():
+@in_group(2)
+def test_tags():
     me, other = dist.get_rank(), 1 - dist.get_rank()
     tensors = [torch.full((count,), float(me)) for count in (5, 6, 7)]
     # In another order than they are received in, and before anybody receives.
@@ -64,7 +58,8 @@ def _tags():
         assert work.wait()
 
 
-def _any_source():
+@in_group(4)
+def test_any_source():
     me = dist.get_rank()
     group = dist.new_group([0, 2, 3])
     for of, members, root in ((None, [0, 1, 2, 3], 1), (group, [0, 2, 3], 2)):
@@ -85,7 +80,8 @@ def _any_source():
             assert sorted(sources) == senders
 
 
-def _same_ranks_in_two_groups():
+@in_group(2)
+def test_same_ranks_in_two_groups():
     """What is sent in one group is not received in another one, of the same ranks."""
     me, other = dist.get_rank(), 1 - dist.get_rank()
     groups = [None, dist.new_group([0, 1]), dist.new_group([0, 1])]
@@ -102,7 +98,8 @@ def _same_ranks_in_two_groups():
     assert me in (0, 1)
 
 
-def _by_rank_in_the_group():
+@in_group(4)
+def test_ranks_of_a_group():
     group = dist.new_group([1, 3])
     if dist.get_rank() == 1:
         dist.send(torch.ones(2), group=group, group_dst=1)
@@ -132,7 +129,8 @@ def _ring(group):
     assert_equal(received, torch.full((50_000,), float((rank - 1) % size)))
 
 
-def _batches():
+@in_group(4)
+def test_batches():
     group = dist.new_group([0, 1, 3])
     for _ in range(3):
         _ring(dist.group.WORLD)
@@ -143,7 +141,8 @@ def _batches():
             assert total.item() == 3
 
 
-def _strided():
+@in_group(2)
+def test_strided_tensors():
     whole = torch.arange(12.0).reshape(3, 4)
     if dist.get_rank() == 0:
         dist.send(whole.T, 1)
@@ -158,7 +157,8 @@ def _strided():
         assert_equal(received[1::2], torch.zeros(4, 3, dtype=torch.complex64))
 
 
-def _wrong_use():
+@in_group(2)
+def test_wrong_use():
     me, other = dist.get_rank(), 1 - dist.get_rank()
     with pytest.raises(ValueError, match=r"Invalid (destination|source) rank|same as"):
         dist.send(torch.ones(1), me)
@@ -177,19 +177,6 @@ def _wrong_use():
         received = torch.zeros(2)
         dist.recv(received, 0)
         assert_equal(received, torch.ones(2))
-
-
-@pytest.mark.parametrize(
-    ("size", "checks"),
-    [
-        (2, [_tags, _same_ranks_in_two_groups, _strided, _wrong_use]),
-        (3, [_pairs]),
-        (4, [_any_source, _by_rank_in_the_group, _batches]),
-    ],
-    ids=["two ranks", "every pair of three", "groups of four"],
-)
-def test_messages(size, checks):
-    run_ranks(size, _job, free_port(), checks)
 
 
 @in_group(2, missing=[1])

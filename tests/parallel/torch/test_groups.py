@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 import aiacc
 from tests.parallel.torch.test_process_group import check_every_operation
+from tests.support.jobs import on_ranks
 from tests.support.process_group import assert_equal, in_group, join, lose
-from tests.support.ranks import free_port, run_ranks
 
 #: Overlapping, disjoint, of one rank, nested, of all ranks, the same ranks twice.
 RANKS = [[0, 1, 2], [1, 2, 3], [0, 1], [2, 3], [3], [1, 2], [0, 1, 2, 3], [0, 1]]
@@ -73,7 +73,8 @@ def test_groups_of_groups():
     assert total.item() == 2 * (me % 2) + 2
 
 
-def _destroyed(port, other_port):
+@on_ranks(3, starts=False)
+def test_a_group_is_destroyed_and_others_stay(port, other_port):
     join(port)
     me = dist.get_rank()
     for number in range(4):
@@ -100,10 +101,6 @@ def _destroyed(port, other_port):
         dist.all_reduce(total, group=group)
         assert total.item() == 6
     dist.destroy_process_group()
-
-
-def test_a_group_is_destroyed_and_others_stay():
-    run_ranks(3, _destroyed, free_port(), free_port())
 
 
 @in_group(3)

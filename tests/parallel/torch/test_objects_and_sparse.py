@@ -11,12 +11,11 @@ from aiacc.collectives import objects, submission
 from aiacc.collectives.objects import gather_objects
 from tests.support import operations
 from tests.support.jobs import on_ranks
-from tests.support.ranks import run_ranks
 from tests.support.sizes import ONE_TO_THREE
 
 
-def _objects():
-    hvd.init()
+@on_ranks(*ONE_TO_THREE)
+def test_objects():
     operations.check_objects(hvd)
     mine, root = "x" * (100 * hvd.rank()), hvd.size() - 1
     everyones = hvd.allgather_object(mine)
@@ -24,12 +23,6 @@ def _objects():
         gathered = gather_objects(mine, name, hvd.global_process_set, to=root)
         assert gathered == (everyones if hvd.rank() == root else [])
     assert hvd.broadcast_object(None) is None
-    hvd.shutdown()
-
-
-@pytest.mark.parametrize("size", ONE_TO_THREE)
-def test_objects(size):
-    run_ranks(size, _objects)
 
 
 @on_ranks(3)
@@ -68,9 +61,9 @@ def _random(rank, shape, dtype, density):
     return dense.to(dtype)
 
 
-def _sparse():
-    torch.set_num_threads(1)
-    hvd.init()
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@on_ranks(*ONE_TO_THREE)
+def test_sparse_tensors():
     running = []
     for shape in ((7,), (5, 4), (3, 4, 2)):
         for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64):
@@ -94,13 +87,6 @@ def _sparse():
     twice = torch.sparse_coo_tensor([[1, 1]], [1.0, 2.0], (3,))
     total = hvd.sparse_allreduce_async(twice, name="twice", op=hvd.Sum)()
     assert total.to_dense().tolist() == [0, 3 * hvd.size(), 0]
-    hvd.shutdown()
-
-
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-@pytest.mark.parametrize("size", ONE_TO_THREE)
-def test_sparse_tensors(size):
-    run_ranks(size, _sparse)
 
 
 @on_ranks(2)

@@ -1,11 +1,10 @@
-"""DistributedOptimizer: the example, sparse gradients, low precision, errors, new jobs.
+"""DistributedOptimizer: sparse gradients, low precision, errors, new jobs.
 
 That training is the same in every situation is in test_optimizer_situations.py.
 """
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 
 import pytest
@@ -14,7 +13,6 @@ from torch import nn
 
 import aiacc
 import aiacc.torch as hvd
-from examples import digits
 from tests.parallel.torch.test_optimizer_situations import Net, images, loss, momentum
 from tests.support.jobs import on_ranks
 from tests.support.learning.training import (
@@ -27,32 +25,8 @@ from tests.support.learning.training import (
     flat,
     train,
 )
-from tests.support.ranks import run_ranks
 
 NET = Recipe(Net, momentum, loss)
-
-
-def _train_digits(batch_size, steps):
-    hvd.init()
-    torch.manual_seed(1)
-    start = flat(digits.Net())
-    options = ["--seed", "1", "--batch-size", str(batch_size), "--max-steps", str(steps)]
-    model = digits.train(digits.parse(options)).model
-    check_same_everywhere(model)
-    hvd.shutdown()
-    learned = flat(model)
-    assert (learned - start).abs().max() > 1e-3  # or the comparison would mean nothing
-    return learned.numpy()
-
-
-def test_twenty_steps_of_the_example_equal_those_of_one_process():
-    (alone,) = run_ranks(1, _train_digits, 64, 20)
-    together = run_ranks(2, _train_digits, 32, 20)
-    assert (together[0] == together[1]).all()  # to the last bit
-    # Sums in another order differ by some units in the last place per step.
-    torch.testing.assert_close(
-        torch.from_numpy(together[0]), torch.from_numpy(alone), rtol=1e-5, atol=5e-6
-    )
 
 
 def _start(**options):
@@ -67,7 +41,10 @@ def _start(**options):
 _ROUNDING = {"bf16": (2.0**-8, 0.0), "fp16": (2.0**-11, 2.0**-25)}
 
 
-def narrow_gradients(options, name):
+@pytest.mark.parametrize("name", _ROUNDING)
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
+@on_ranks(2, 3)
+def test_compressed_gradients_are_exact_but_for_roundings(options, name):
     """Each element is that of exact gradients, but for a rounding per rank and one of the sum."""
     training = _start(compression=getattr(hvd.Compression, name), **options)
 
@@ -93,13 +70,6 @@ def narrow_gradients(options, name):
             assert ((parameter.grad - sum(found) / hvd.size()).abs() <= bound).all()
         training.step()
         check_same_everywhere(training.model)
-
-
-@pytest.mark.parametrize("name", _ROUNDING)
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
-@on_ranks(2, 3)
-def test_compressed_gradients_are_exact_but_for_roundings(options, name):
-    narrow_gradients(options, name)
 
 
 @on_ranks(2, 3)
@@ -137,7 +107,8 @@ def _sparse_steps(training):
     assert training.model.weight.grad.is_sparse
 
 
-def sparse_gradients():
+@on_ranks(2, 3)
+def test_sparse_gradients():
     sgd = Recipe(_embedding, _rows, _of_rows)
     compare(_sparse_steps, sgd, exactly=False)
     compare(_sparse_steps, sgd, exactly=False, sparse_as_dense=True)
@@ -163,11 +134,6 @@ def sparse_gradients():
         other.step()
 
 
-@on_ranks(2, 3)
-def test_sparse_gradients():
-    sparse_gradients()
-
-
 # --- names, errors, jobs
 
 
@@ -189,26 +155,6 @@ def test_gradients_that_are_reduced_twice_are_warned_of():
     with pytest.warns(UserWarning, match="skip_synchronize"):
         training.optimizer.step()
     check_same_everywhere(training.model)
-
-
-def schedulers_before_and_after():
-    """Torch warns of a scheduler whose optimizer rests."""
-    warnings.simplefilter("error")
-    model = Net()
-    plain = torch.optim.SGD(model.parameters(), lr=0.1)
-    early = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
-    training = Together(model, distributed(model, plain), loss)
-    late = torch.optim.lr_scheduler.StepLR(training.optimizer, 1, 0.5)
-    for batch in range(2):
-        train(training, [batch])
-        early.step()
-        late.step()
-    assert training.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 16)
-
-
-@on_ranks(2)
-def test_schedulers_that_were_made_before_and_after_wrapping():
-    schedulers_before_and_after()
 
 
 @on_ranks(2, 3)
@@ -248,13 +194,3 @@ def test_an_optimizer_outlives_shutdowns_between_and_within_steps(options):
         train(training, range(2, 4))
 
     compare(outlives, NET, **options)
-
-
-@on_ranks(2)
-def test_compiled_model():
-    def compiled(training):
-        model = torch.compile(training.model, backend="aot_eager")
-        training.loss = lambda _, rank, batch: loss(model, rank, batch)
-        train(training, range(2))
-
-    compare(compiled, NET, exactly=False)

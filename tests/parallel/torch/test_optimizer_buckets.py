@@ -85,17 +85,13 @@ def _given_up(droppers, training):
         assert [g.untyped_storage().nbytes() for g in gradients] == [g.nbytes for g in gradients]
 
 
-def views_of_buckets(bucket_bytes):
+@pytest.mark.parametrize("bucket_bytes", [64, 1 << 20])
+@on_ranks(2, 3)
+def test_gradients_stay_unless_most_are_dropped(bucket_bytes):
     options = {"bucket_bytes": bucket_bytes, **VIEWS}
     compare(partial(_stay, bucket_bytes), NET, **options)
     for droppers in range(1, hvd.size() + 1):
         compare(partial(_given_up, droppers), NET, **options)
-
-
-@pytest.mark.parametrize("bucket_bytes", [64, 1 << 20])
-@on_ranks(2, 3)
-def test_gradients_are_views_unless_most_of_them_are_dropped_in_each_step(bucket_bytes):
-    views_of_buckets(bucket_bytes)
 
 
 @pytest.mark.parametrize("views", [False, True])
@@ -127,7 +123,8 @@ def test_a_gradient_that_another_hook_drops_on_some_ranks_counts_as_zeros(which,
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
 
-def joined_meanwhile():
+@on_ranks(2, 3)
+def test_a_rank_that_joined_learns_what_became_of_views():
     """A rank that is not there for the second step learns later what the ranks think of views."""
     model = Net()
     training = Together(model, _wrap(model), loss)
@@ -144,11 +141,7 @@ def joined_meanwhile():
 
 
 @on_ranks(2, 3)
-def test_a_rank_that_joined_learns_what_became_of_views():
-    joined_meanwhile()
-
-
-def other_formats():
+def test_ranks_whose_memory_formats_differ_are_told():
     """Ranks whose models differ get the same error, and can go on without buckets."""
     layer = nn.Linear(2, 2, bias=False)
     if hvd.rank() == 0:  # the same gradients, but another order in memory
@@ -160,11 +153,6 @@ def other_formats():
     optimizer.zero_grad()
     layer(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-
-
-@on_ranks(2, 3)
-def test_ranks_whose_memory_formats_differ_are_told():
-    other_formats()
 
 
 @on_ranks(2, 3)
@@ -231,7 +219,8 @@ def _of_some_layers(model, rank, batch):
     return sum(layer(rows).pow(2).mean() for layer in used)
 
 
-def groups_of_gradients():
+@on_ranks(2, 3)
+def test_groups_in_the_order_of_the_first_rank():
     alone = Alone(model := _layers(), torch.optim.SGD(model.parameters(), 0.1), _of_some_layers)
     train(alone, range(4))
     for choose in (
@@ -248,11 +237,6 @@ def groups_of_gradients():
         train(Together(model, optimizer, _of_some_layers), range(4))
         for found, expected in zip(model.parameters(), alone.model.parameters(), strict=True):
             torch.testing.assert_close(found, expected)
-
-
-@on_ranks(2, 3)
-def test_groups_in_the_order_of_the_first_rank():
-    groups_of_gradients()
 
 
 @on_ranks(2)

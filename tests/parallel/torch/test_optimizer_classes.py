@@ -71,7 +71,9 @@ def _steps(name, training):
             train(training, [batch])
 
 
-def every_class():
+@on_ranks(2, 3)
+def test_every_optimizer_of_torch():
+    assert len(CLASSES) >= 13
     for name in CLASSES:
         # LBFGS decides by losses, whose sums have an order of their own.
         options = {"exactly": name not in ("LBFGS", "SparseAdam")}
@@ -79,20 +81,6 @@ def every_class():
         assert not torch.equal(flat(model), flat(_model(name))), name
         if name != "SparseAdam":
             compare(partial(_steps, name), _recipe(name), **VIEWS, **options)
-
-
-@on_ranks(2, 3)
-def test_every_optimizer_of_torch():
-    assert len(CLASSES) >= 13
-    every_class()
-
-
-@on_ranks(2)
-def test_state_of_lbfgs_cannot_be_broadcast():
-    model = _model("LBFGS")
-    optimizer = distributed(model, _optimizer("LBFGS", model.parameters()))
-    with pytest.raises(ValueError, match="LBFGS"):
-        hvd.broadcast_optimizer_state(optimizer, 0)
 
 
 # --- copies
@@ -193,16 +181,12 @@ def _frozen_on_one_rank(**options):
         check_same_everywhere(parts)
 
 
-def changing_parameters():
+@on_ranks(2, 3)
+def test_changing_parameters():
     for options in ({}, {**VIEWS, "bucket_bytes": 64}):
         compare(_changing, Recipe(_parts, _first_two, _sum_of), **options)
         compare(_thawed, Recipe(_partly_frozen, _first_two, _sum_of), **options)
         _frozen_on_one_rank(**options)
-
-
-@on_ranks(2, 3)
-def test_changing_parameters():
-    changing_parameters()
 
 
 @on_ranks(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 import aiacc
 import aiacc.torch as hvd
-from tests.parallel.test_process_sets import JOBS
+from tests.support.jobs import on_ranks, over
 from tests.support.learning.training import (
     Alone,
     Recipe,
@@ -20,7 +21,6 @@ from tests.support.learning.training import (
     distributed,
     train,
 )
-from tests.support.ranks import run_ranks
 
 
 def _net():
@@ -38,10 +38,9 @@ def _sgd(parameters):
     return torch.optim.SGD(parameters, 0.1)
 
 
-def _train_in_sets(engine):
-    torch.set_num_threads(1)
-    hvd.init()
-    assert aiacc.basics.engine() == engine
+@on_ranks(3, ways=over("tcp", "mpi"))
+def test_training_in_overlapping_sets():
+    assert aiacc.basics.engine() == os.environ["AIACC_ENGINE"]
     # Overlapping sets train at the same time as all ranks do.
     sets = [hvd.add_process_set(ranks) for ranks in ([0, 2], [1, 2], [0])]
     adam = Recipe(_net, lambda parameters: torch.optim.Adam(parameters, 0.1), _loss)
@@ -50,15 +49,11 @@ def _train_in_sets(engine):
             compare(partial(train, batches=range(4)), adam, process_set=process_set)
     for process_set in sets:
         assert hvd.remove_process_set(process_set)
-    hvd.shutdown()
 
 
-@pytest.mark.parametrize(("size", "launcher", "env", "engine"), [JOBS[0], JOBS[-1]])
-def test_training_in_overlapping_sets(size, launcher, env, engine):
-    run_ranks(size, _train_in_sets, engine, launcher=launcher, env=env)
-
-
-def _train_in_sets_with_new_numbers(options):
+@pytest.mark.parametrize("options", [{}, {"groups": 2}, {"gradient_as_bucket_view": True}])
+@on_ranks(3, starts=False)
+def test_sets_may_change_their_numbers(options):
     """The numbers of the two sets change places with each `init`, and the second is late."""
     torch.set_num_threads(1)
     pairs = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 2])]
@@ -84,8 +79,3 @@ def _train_in_sets_with_new_numbers(options):
             alone = Alone(other := _net(), _sgd(other.parameters()), _loss, process_set.ranks)
             train(alone, [*range(4)] * 3)
             check_learned(model, alone.model, exactly=True)
-
-
-@pytest.mark.parametrize("options", [{}, {"groups": 2}, {"gradient_as_bucket_view": True}])
-def test_sets_may_change_their_numbers(options):
-    run_ranks(3, _train_in_sets_with_new_numbers, options)

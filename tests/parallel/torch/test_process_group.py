@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import aiacc
 import aiacc.torch as hvd
+from tests.support.jobs import on_ranks
 from tests.support.process_group import assert_equal, in_group, join, leave, lose
 from tests.support.ranks import free_port, run_ranks
 from tests.support.sizes import ONE_TO_THREE, TWO_AND_THREE
@@ -264,8 +265,8 @@ def test_ddp_trains_as_on_gloo(size):
     assert pickle.dumps(ours[0]["0.weight"]) == pickle.dumps(ours[1]["0.weight"])
 
 
-def _under_torchrun():
-    torch.set_num_threads(1)
+@on_ranks(2, starts=False, launcher="torchrun")
+def test_torchrun_and_twice():
     dist.init_process_group("aiacc")
     total = torch.ones(2)
     dist.all_reduce(total)
@@ -273,11 +274,7 @@ def _under_torchrun():
     dist.init_process_group("aiacc")  # again, in the same process
     dist.all_reduce(total)
     dist.destroy_process_group()
-    return total.tolist()
-
-
-def test_torchrun_and_twice():
-    assert run_ranks(2, _under_torchrun, launcher="torchrun") == [[4.0, 4.0]] * 2
+    assert total.tolist() == [4.0, 4.0]
 
 
 @in_group(2)
@@ -317,19 +314,14 @@ def test_views_of_negated_memory():
         hvd.allreduce_(view)
 
 
-def _with_the_runtime_there(port):
-    hvd.init()
+@on_ranks(2)
+def test_shares_the_runtime_of_hvd(port):
     join(port)
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     dist.destroy_process_group()
     assert hvd.is_initialized()  # it was not the group's
     assert_equal(hvd.allreduce(tensor, op=hvd.Sum), torch.full((1,), 4.0))
-    hvd.shutdown()
-
-
-def test_shares_the_runtime_of_hvd():
-    run_ranks(2, _with_the_runtime_there, free_port())
 
 
 @in_group(3, missing=[1])
@@ -342,9 +334,13 @@ def test_a_lost_rank_is_an_error():
         dist.all_reduce(torch.ones(1))
 
 
-def _by_launcher(before):
+_LAUNCHERS = {name: {"launcher": name} for name in ("aiaccrun", "srun", "mpirun", "openmpi")}
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["torch first", "hvd.init first"])
+@on_ranks(2, starts=False, ways=_LAUNCHERS)
+def test_ranks_that_a_launcher_of_others_started(before):
     """Without any of torch's variables; what started the ranks says everything."""
-    torch.set_num_threads(1)
     if before:
         hvd.init()
     for _ in range(2):
@@ -354,24 +350,10 @@ def _by_launcher(before):
         assert_equal(total, torch.full((3,), float(dist.get_world_size())))
         pair = dist.new_group([0, 1], backend="gloo")
         dist.barrier(group=pair)
-        engine = aiacc.basics.engine()
+        assert aiacc.basics.engine() == "hierarchical"
         dist.destroy_process_group()
     assert hvd.is_initialized() == before
-    return dist.is_initialized(), engine
-
-
-@pytest.mark.parametrize("before", [False, True], ids=["torch first", "hvd.init first"])
-@pytest.mark.parametrize(
-    ("launcher", "engine"),
-    [
-        ("aiaccrun", "hierarchical"),
-        ("srun", "hierarchical"),
-        pytest.param("mpirun", "hierarchical", marks=pytest.mark.mpi),
-        pytest.param("openmpi", "hierarchical", marks=pytest.mark.mpi),
-    ],
-)
-def test_ranks_that_a_launcher_of_others_started(launcher, engine, before):
-    assert run_ranks(2, _by_launcher, before, launcher=launcher) == [(False, engine)] * 2
+    assert not dist.is_initialized()
 
 
 def _lonely(size):
@@ -389,12 +371,9 @@ def test_one_rank_is_a_group_if_a_launcher_says_so():
     run_ranks(1, _lonely, 0, launcher="python")
 
 
-def _contradict():
+@on_ranks(2, starts=False, launcher="aiaccrun")
+def test_arguments_that_contradict_the_launcher():
     with pytest.raises(
         ValueError, match=r"init_process_group\(world_size=3\), but rendezvous says 2"
     ):
         dist.init_process_group("aiacc", rank=int(os.environ["AIACC_RANK"]), world_size=3)
-
-
-def test_arguments_that_contradict_the_launcher():
-    run_ranks(2, _contradict, launcher="aiaccrun")

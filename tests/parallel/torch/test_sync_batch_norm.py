@@ -11,7 +11,6 @@ from torch import nn
 
 import aiacc.torch as hvd
 from tests.support.jobs import on_ranks
-from tests.support.ranks import run_ranks
 from tests.support.sizes import ONE_TO_THREE, TWO_AND_THREE
 
 
@@ -68,9 +67,8 @@ def _compare(plain_class, shape, even, dtype, **options):
     assert sync.state_dict().keys() == plain.state_dict().keys()
 
 
-def _all_variants():
-    torch.set_num_threads(1)
-    hvd.init()
+@on_ranks(*ONE_TO_THREE)
+def test_equal_to_one_process_with_the_whole_batch():
     for even, affine, track in itertools.product((True, False), repeat=3):
         for momentum in (0.3, None):
             options = {"affine": affine, "track_running_stats": track, "momentum": momentum}
@@ -78,12 +76,6 @@ def _all_variants():
             _compare(nn.BatchNorm2d, (3, 2, 5), even, torch.float32, **options)
     _compare(nn.BatchNorm1d, (4, 7), False, torch.float32)
     _compare(nn.BatchNorm3d, (2, 2, 3, 2), False, torch.float32, eps=0.1)
-    hvd.shutdown()
-
-
-@pytest.mark.parametrize("size", ONE_TO_THREE)
-def test_equal_to_one_process_with_the_whole_batch(size):
-    run_ranks(size, _all_variants)
 
 
 @on_ranks(*TWO_AND_THREE)
