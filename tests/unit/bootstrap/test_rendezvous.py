@@ -40,6 +40,16 @@ pytestmark = pytest.mark.usefixtures("nothing_left_open")
 BOTH = [b"from 0", b"from 1"]
 
 
+@contextlib.contextmanager
+def undisturbed(port, token=""):
+    """Rank 0 of two gathers; whatever happens here, its job is whole once rank 1 comes."""
+    with Ranks(2) as ranks:
+        zero = ranks.start(gather, 0, 2, port, token=token)
+        yield
+        one = ranks.start(gather, 1, 2, port, token=token)
+        assert outcome(zero) == outcome(one) == BOTH
+
+
 def test_a_restarted_rank_catches_up_with_the_generation_of_the_others(port):
     def body(rank, generation):
         end = provider(rank, 3, port, generation=generation)
@@ -161,20 +171,20 @@ def test_who_does_not_come_although_told_the_same_is_named(idle, port, monkeypat
     assert f"process {idle.pid} (idle) of this host was started for 127.0.0.1" in record.message
 
 
-def test_the_end_of_a_process_ends_the_wait_for_it(idle, port, monkeypatch, caplog):
+def test_the_end_of_a_process_ends_the_wait_for_it_and_a_token_spares_it(
+    idle, port, monkeypatch, caplog
+):
     def find(*_):
         idle.kill()
         return [rivals.Rival(idle.pid, "idle")]
 
     monkeypatch.setattr(rivals, "find", find)
-    assert run_all([lambda rank=rank: gather(rank, 2, port) for rank in (0, 1)]) == [BOTH] * 2
+    with undisturbed(port):
+        pass
     assert not caplog.records
-
-
-def test_a_token_spares_the_search(port, monkeypatch):
     monkeypatch.setattr(rivals, "find", None)
-    calls = [lambda rank=rank: gather(rank, 2, port, token="secret") for rank in (0, 1)]
-    assert run_all(calls) == [BOTH] * 2
+    with undisturbed(port, token="secret"):
+        pass
 
 
 SECOND_RANK_0 = """
@@ -208,12 +218,9 @@ def test_a_second_rank_0_ends_both_exchanges(port, monkeypatch):
 
 
 def test_a_rank_0_with_another_token_is_no_second_one(port):
-    with Ranks(2) as ranks:
-        zero = ranks.start(gather, 0, 2, port)
+    with undisturbed(port):
         dial(port).close()
         assert "the port is taken by process" in second_rank_0(port, "another")
-        one = ranks.start(gather, 1, 2, port)
-        assert outcome(zero) == outcome(one) == BOTH
 
 
 def test_rank_0_as_a_client_is_told(port):
@@ -227,12 +234,9 @@ def test_rank_0_as_a_client_is_told(port):
 
 
 def test_wrong_token_is_told_at_once_and_disturbs_nobody(port, caplog):
-    with Ranks(3) as ranks:
-        zero = ranks.start(gather, 0, 2, port, token="right")
-        wrong = outcome(ranks.start(gather, 1, 2, port, token="wrong"))
+    with undisturbed(port, token="right"):
+        (wrong,) = run_all([lambda: gather(1, 2, port, token="wrong")])
         assert "wrong AIACC_TOKEN from rank 1" in wrong
-        one = ranks.start(gather, 1, 2, port, token="right")
-        assert outcome(zero) == outcome(one) == BOTH
     assert "wrong AIACC_TOKEN" in caplog.text
 
 
@@ -317,25 +321,19 @@ STRANGERS = {
 @pytest.mark.parametrize("kind", STRANGERS)
 @pytest.mark.parametrize("stays", [True, False], ids=["stays", "leaves"])
 def test_a_stranger_does_not_disturb_the_ranks(kind, stays, port):
-    with Ranks(2) as ranks, contextlib.ExitStack() as stack:
-        zero = ranks.start(gather, 0, 2, port)
+    with contextlib.ExitStack() as stack, undisturbed(port):
         stranger = stack.enter_context(dial(port))
         stranger.sendall(STRANGERS[kind])
         if not stays:
             stranger.close()
-        one = ranks.start(gather, 1, 2, port)
-        assert outcome(zero) == outcome(one) == BOTH
 
 
 def test_proper_hellos_with_wrong_fields_end_nothing(port):
     """The job has no token, so that the proof of each of them is right."""
-    with Ranks(2) as ranks:
-        zero = ranks.start(gather, 0, 2, port)
+    with undisturbed(port):
         for field, value in itertools.product(("challenge", "label"), (7, "\ud800")):
             with ByHand(port) as stranger:
                 assert stranger.introduce(1, 2, **{field: value}).kind == frames.Kind.REFUSE
-        one = ranks.start(gather, 1, 2, port)
-        assert outcome(zero) == outcome(one) == BOTH
 
 
 def test_a_silent_stranger_is_dropped_and_mentioned(port, monkeypatch):
@@ -350,12 +348,9 @@ def test_a_silent_stranger_is_dropped_and_mentioned(port, monkeypatch):
 
 def test_many_strangers_do_not_keep_a_rank_out(port, monkeypatch):
     monkeypatch.setattr(rendezvous_server, "_STRANGERS", 4)
-    with Ranks(2) as ranks, contextlib.ExitStack() as stack:
-        zero = ranks.start(gather, 0, 2, port)
+    with contextlib.ExitStack() as stack, undisturbed(port):
         for _ in range(20):
             stack.enter_context(dial(port))
-        one = ranks.start(gather, 1, 2, port)
-        assert outcome(zero) == outcome(one) == BOTH
 
 
 def scarce(monkeypatch, number, function, when=lambda: True):
@@ -404,12 +399,8 @@ def test_a_rank_0_without_descriptors_says_so_to_those_who_are_in(number, text, 
 def test_descriptors_that_strangers_have_are_taken_from_them(port, monkeypatch):
     turn = itertools.count()
     scarce(monkeypatch, errno.EMFILE, "accept", lambda: next(turn) == 1)
-    with Ranks(2) as ranks:
-        zero = ranks.start(gather, 0, 2, port)
-        with dial(port) as stranger:
-            assert stranger.recv(1)  # it is in
-            one = ranks.start(gather, 1, 2, port)
-            assert outcome(zero) == outcome(one) == BOTH
+    with contextlib.ExitStack() as stack, undisturbed(port):
+        assert stack.enter_context(dial(port)).recv(1)  # it is in
 
 
 @no_room
