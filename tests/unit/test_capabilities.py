@@ -25,18 +25,14 @@ def test_answers_follow_the_engine():
         aiacc.is_homogeneous()
 
 
-def test_what_is_built():
-    assert capabilities.mpi_built() == any(
-        _core.build_info()[name] for name in ("mpi_mpich", "mpi_openmpi")
-    )
+def test_what_is_built_and_numbers_of_ranks_for_adasum():
+    info = _core.build_info()
+    assert capabilities.mpi_built() == any(info[f"mpi_{one}"] for one in ("mpich", "openmpi"))
     assert capabilities.gloo_built()
     assert capabilities.nccl_built() == 0
-    assert capabilities.cuda_built() == bool(_core.build_info()["cuda_architectures"])
+    assert capabilities.cuda_built() == bool(info["cuda_architectures"])
     for absent in ("ddl", "ccl", "rocm"):
         assert getattr(capabilities, f"{absent}_built")() is False
     capabilities.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
-
-
-def test_numbers_of_ranks_for_adasum():
     powers = [count for count in range(-2, 10) if capabilities.num_rank_is_power_2(count)]
     assert powers == [1, 2, 4, 8]

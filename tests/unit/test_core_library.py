@@ -30,7 +30,7 @@ def _symbols(path, *flags):
     return {line[19:]: line[17] for line in lines if len(line) > 19}
 
 
-def test_the_module_has_no_core_of_its_own():
+def test_the_module_has_no_core_of_its_own_and_finds_the_library_beside_it():
     module = _symbols(MODULE, "-D")
     library = _symbols(LIBRARY, "-D")
     for symbol in (ONE, ERROR):
@@ -38,9 +38,6 @@ def test_the_module_has_no_core_of_its_own():
         assert library[symbol] in "TVDR"
     # Functions that are not exported would be in the whole table.
     assert not any(name.startswith("aiacc::Negotiator::") for name in _symbols(MODULE))
-
-
-def test_the_module_finds_the_library_beside_it():
     dynamic = _tool("readelf", "-d", str(MODULE))
     assert "Shared library: [libaiacc_core.so]" in dynamic
     assert "runpath: [$ORIGIN]" in dynamic

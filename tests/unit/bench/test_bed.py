@@ -23,13 +23,16 @@ from bench.network.faults.work import operations, sent, tensors
 from bench.network.plan import Spec
 
 
-def test_names_of_different_beds_differ_and_fit():
+def test_names_of_beds_differ_and_fit_and_torchrun_starts_an_agent_on_every_host():
     longest = Spec(name="abcdefgh", hosts=plan.MOST_HOSTS)
     longest.check()
     last = plan.MOST_HOSTS - 1
     names = {longest.bridge, longest.port(last), longest.namespace(last)}
     assert all(len(name) <= 15 and name.startswith("abcdefgh-") for name in names)
     assert len(names) == 3
+    agents = launch.starts("torchrun", 2, 4, ["prog"], "secret", "bed")
+    ranks = [agent.command[agent.command.index("--node-rank") + 1] for agent in agents]
+    assert ([agent.host for agent in agents], ranks) == ([0, 1], ["0", "1"])
 
 
 @pytest.mark.parametrize(
@@ -59,13 +62,6 @@ def test_flows_that_are_slow_uncapped_or_have_another_congestion_control():
     spec = Spec(hosts=3, congestion="cubic")
     assert plan.interior(spec, 1)[-1].endswith("src 10.77.0.2 congctl cubic")
     assert "congctl" not in " ".join(plan.interior(replace(spec, congestion=""), 1))
-
-
-def test_torchrun_starts_an_agent_on_every_host():
-    agents = launch.starts("torchrun", 2, 4, ["prog"], "secret", "bed")
-    ranks = [agent.command[agent.command.index("--node-rank") + 1] for agent in agents]
-    assert [agent.host for agent in agents] == [0, 1]
-    assert ranks == ["0", "1"]
 
 
 _SS = (
@@ -248,7 +244,13 @@ def test_problems_are_named():
     assert left == ["left behind: process 7 in host 1"]
 
 
-def test_numbers_differ_between_steps_ranks_and_places():
+def test_a_run_has_all_operations_and_numbers_that_differ_by_step_rank_and_place():
+    kinds = Counter(one.kind for step in range(STEPS) for one in operations(9, step, 3))
+    assert set(kinds) == {
+        *("allreduce", "allreduce_", "grouped_allreduce", "allgather", "broadcast"),
+        *("reducescatter", "alltoall"),
+    }
+    assert tensors(9, STEPS, 3) == sum(kinds.values()) + 2 * kinds["grouped_allreduce"]
     before, after = operations(3, 0, 4), operations(3, 1, 4)
     large = [next(one for one in step if one.name == "large0") for step in (before, after)]
     assert large[0].elements == large[1].elements
@@ -258,12 +260,3 @@ def test_numbers_differ_between_steps_ranks_and_places():
     assert not np.any(first == second)
     assert not np.any(first == sent(large[0], 1, 4)[0])
     assert not np.any(first[:-1] == first[1:])
-
-
-def test_what_a_run_contains():
-    kinds = Counter(one.kind for step in range(STEPS) for one in operations(9, step, 3))
-    assert set(kinds) == {
-        *("allreduce", "allreduce_", "grouped_allreduce", "allgather", "broadcast"),
-        *("reducescatter", "alltoall"),
-    }
-    assert tensors(9, STEPS, 3) == sum(kinds.values()) + 2 * kinds["grouped_allreduce"]

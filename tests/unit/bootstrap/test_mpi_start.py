@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import warnings
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -52,11 +51,9 @@ class Job:
 
 
 def test_a_job_without_mpi_does_not_start_it(monkeypatch):
-    monkeypatch.setattr(_core, "mpi_initialize", lambda *args: pytest.fail("MPI was started"))
-    provider = SimpleNamespace(rank=0, size=4)
-    table = job("aabb", launcher="pmix", engines=WITH_ALL)
-    plan = agree(table)
-    assert meet_in_mpi(provider, plan, table, timeout_s=1.0, mpirun=True) is plan
+    mpi = Job(monkeypatch)
+    monkeypatch.setattr(_core, "mpi_initialize", None)
+    assert mpi.meet().engine == agree(mpi.table).engine == "hierarchical"
 
 
 @pytest.mark.parametrize(

@@ -203,13 +203,6 @@ def test_a_wheel_that_must_not_leave(script, files, name, problem):
     assert problem in found
 
 
-def test_the_python_of_a_wheel(script):
-    version_of = script("wheel_check").version_of
-    assert version_of(Path(NAME)) == "3.12"
-    with pytest.raises(ValueError, match="for no version of CPython"):
-        version_of(Path("aiacc-0.1.0-py3-none-any.whl"))
-
-
 def test_a_checked_environment_with_a_compiler_is_refused(script, tmp_path):
     path = tmp_path / "venv" / "bin"
     path.mkdir(parents=True)
@@ -221,10 +214,12 @@ def test_a_checked_environment_with_a_compiler_is_refused(script, tmp_path):
 
 
 def test_interpreters_that_cannot_compile_are_left_out(script, tmp_path):
-    broken = tmp_path / "python3.13"
-    broken.write_text("#!/bin/sh\nexit 1\n")
-    broken.chmod(0o755)
-    works = tmp_path / "python3.12"
-    works.write_text("#!/bin/sh\necho 3.12\n")
-    works.chmod(0o755)
-    assert script("wheels").interpreters([str(broken), str(works)]) == {"3.12": str(works)}
+    for name, text in (("python3.13", "exit 1"), ("python3.12", "echo 3.12")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    broken, works = (str(tmp_path / name) for name in ("python3.13", "python3.12"))
+    assert script("wheels").interpreters([broken, works]) == {"3.12": works}
+    version_of = script("wheel_check").version_of
+    assert version_of(Path(NAME)) == "3.12"
+    with pytest.raises(ValueError, match="for no version of CPython"):
+        version_of(Path("aiacc-0.1.0-py3-none-any.whl"))

@@ -32,9 +32,14 @@ class Command:
         assert (status, err.count("\n")) == (2, 1), err
         return err
 
+    def table(self, *arguments):
+        """Two lines of head, and the rows of the table that is printed."""
+        lines = self.out(*arguments).splitlines()
+        return lines[:2], [line.split() for line in lines[2:]]
+
     def rows(self, *arguments):
-        """The rows of the table that is printed."""
-        return [line.split() for line in self.out(*arguments).splitlines()[2:]]
+        """The rows alone."""
+        return self.table(*arguments)[1]
 
     def file(self, name, content):
         """Path of a file with text, bytes, or the fields of a network."""

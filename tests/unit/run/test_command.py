@@ -96,10 +96,12 @@ def test_local_environment():
     }
 
 
-def test_ranks_share_the_cores_unless_told():
+def test_what_ranks_are_told_of_cores_and_mpirun_of_interfaces():
     assert default_threads({}, ranks=2, cores=8) == {"OMP_NUM_THREADS": "4"}
     assert default_threads({}, ranks=4, cores=2) == {"OMP_NUM_THREADS": "1"}
     assert default_threads({"OMP_NUM_THREADS": "3"}, ranks=2, cores=8) == {}
+    given = ("eth1", "eth1,eth2", "^docker0,lo", "")
+    assert [mpi_interface(wanted) for wanted in given] == ["eth1", "eth1", "", ""]
 
 
 @pytest.mark.parametrize("launcher", [HYDRA, OPEN_MPI_4])
@@ -109,11 +111,6 @@ def test_mpirun_takes_no_ipv6_addresses(launcher):
         mpirun_command(launch, launcher, {})
     here = Launch(2, SCRIPT, hosts=(Host("::1", 2),))
     assert "localhost:2" in mpirun_command(here, launcher, {})
-
-
-def test_what_mpirun_is_told_of_interfaces():
-    given = ("eth1", "eth1,eth2", "^docker0,lo", "")
-    assert [mpi_interface(wanted) for wanted in given] == ["eth1", "eth1", "", ""]
 
 
 @pytest.mark.parametrize(

@@ -113,20 +113,20 @@ def test_a_wrong_startup_is_explained_for_every_kind_of_network(plan):
 
 def test_explaining_on_a_probed_network_tells_how_the_core_sends_it(plan):
     said = "as the core would send it, with AIACC_UNIT_BYTES={} and AIACC_LANES={}: "
-    out = plan.out("explain", "resnet50", "--net", plan.file("net.json", PROBED))
+    net = plan.file("net.json", PROBED)
+    out = plan.out("explain", "resnet50", "--net", net)
     assert said.format("1MiB", 4) in out
     assert "planned for 0.5 a (0.000505 s)" in out  # of the smallest message
-    probed = plan.file("net.json", PROBED | {"lanes": 2, "unit_bytes": 512 << 10})
-    assert said.format("512KiB", 2) in plan.out("explain", "resnet50", "--net", probed)
-
-
-def test_what_would_take_minutes_to_simulate_is_said_not_done(plan):
-    said = "as the core would send it: not simulated beyond "
+    # What would take minutes to simulate is said, not done.
+    said_not_done = "as the core would send it: not simulated beyond "
     trace = plan.trace(("a", 10**14, 0.1), ("b", 4, 0.2))
-    net = plan.file("net.json", PROBED)
-    assert f"{said}8.00 GiB" in plan.out("explain", trace, "--net", net)
-    net = plan.file("net.json", PROBED | {"unit_bytes": 256})
-    assert f"{said}2.00 MiB" in plan.out("explain", "resnet50", "--net", net)
+    assert f"{said_not_done}8.00 GiB" in plan.out("explain", trace, "--net", net)
+    for sending, text in (
+        ({"lanes": 2, "unit_bytes": 512 << 10}, said.format("512KiB", 2)),
+        ({"unit_bytes": 256}, f"{said_not_done}2.00 MiB"),
+    ):
+        probed = plan.file("net.json", PROBED | sending)
+        assert text in plan.out("explain", "resnet50", "--net", probed)
 
 
 def test_a_step_that_takes_no_time_is_explained(plan):
@@ -227,9 +227,8 @@ KFAC = ("simulate", "resnet50", "--kfac")
 
 
 def test_the_published_cluster(plan):
-    out = plan.out(*KFAC)
-    assert "simulated" in out.splitlines()[0]
-    rows = [line.split() for line in out.splitlines()[2:]]
+    head, rows = plan.table(*KFAC)
+    assert "simulated" in head[0]
     assert [row[1] for row in rows] == ["D-KFAC", "MPD-KFAC", "SPD-KFAC", "ours"]
     for row, seconds in zip(rows, published.MEASURED["resnet50"].totals_s, strict=False):
         assert float(row[2]) == pytest.approx(seconds * 1e3, rel=0.1)
@@ -241,19 +240,14 @@ def test_the_published_cluster(plan):
         assert step == pytest.approx(132.0 + 211.5 + exposed + inverting + sending, abs=0.3)
 
 
-def test_other_networks_and_numbers_of_ranks(plan):
-    out = plan.out(*KFAC, "--net", "alpha=30e-6,gbit=10", "--world", "1,4")
-    rows = [line.split() for line in out.splitlines()[2:]]
+def test_other_networks_numbers_of_ranks_and_overlaps(plan):
+    head, rows = plan.table(*KFAC, "--net", "alpha=30e-6,gbit=10", "--world", "1,4")
     assert [row[0] for row in rows] == ["1"] * 4 + ["4"] * 4
     assert len({row[2] for row in rows[:4]}) == 1  # nothing to distribute
-    assert "published" not in out.splitlines()[1]
-    alone = plan.rows(*KFAC, "--net", "a=1e-3,b=1e-9,world=4")
-    assert [row[0] for row in alone] == ["4"] * 4
-
-
-def test_nothing_is_hidden_without_overlap(plan):
-    arguments = (*KFAC, "--net", "a=1e-3,b=1e-9,world=4", "--overlap")
-    exposed = [float(plan.rows(*arguments, share)[2][3]) for share in ("0", "0.5", "1")]
+    assert "published" not in head[1]
+    four = (*KFAC, "--net", "a=1e-3,b=1e-9,world=4")
+    assert [row[0] for row in plan.rows(*four)] == ["4"] * 4
+    exposed = [float(plan.rows(*four, "--overlap", share)[2][3]) for share in ("0", "0.5", "1")]
     assert exposed == sorted(exposed, reverse=True)
     assert exposed[0] > exposed[2]
 
@@ -267,20 +261,19 @@ def test_inversions_from_a_file(plan):
 
 
 def test_help_names_what_may_be_asked(capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    out = capsys.readouterr().out
-    assert "aiacc-plan simulate resnet50 --kfac" in out
-    with pytest.raises(SystemExit):
-        main(["simulate", "--help"])
-    assert "--inversion" in capsys.readouterr().out
+    for command, said in (
+        ([], "aiacc-plan simulate resnet50 --kfac"),
+        (["simulate"], "--inversion"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*command, "--help"])
+        assert said in capsys.readouterr().out
 
 
 def test_rare_factors_and_inverses(plan):
-    out = plan.out(*KFAC, "--every", "10,100")
-    assert "every 10 and inverses every 100 steps" in out
-    assert "published" not in out.splitlines()[1]
-    rows = [line.split() for line in out.splitlines()[2:]]
+    head, rows = plan.table(*KFAC, "--every", "10,100")
+    assert "every 10 and inverses every 100 steps" in "".join(head)
+    assert "published" not in head[1]
     for one, other in zip(plan.rows(*KFAC), rows, strict=True):
         assert float(other[4]) == pytest.approx(float(one[4]) / 100, abs=0.06)
         assert float(other[5]) == pytest.approx(float(one[5]) / 100, abs=0.06)
