@@ -9,8 +9,15 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
-from tests.support.learning.training import check_parameters, flat, train_alone
-from tests.support.ranks import run_ranks
+from tests.support.jobs import on_ranks
+from tests.support.learning.training import (
+    Alone,
+    Together,
+    check_parameters,
+    distributed,
+    flat,
+    train,
+)
 
 BACKEND = "aot_eager"  # traces like inductor, and takes no time to compile
 
@@ -51,52 +58,34 @@ def _loss(model, rank, step):
     return (model(batch) - 1).pow(2).mean()
 
 
-def _trained(way, backend=BACKEND, **options):
-    model = _net()
-    run = model
-    if way == "whole":
-        run = torch.compile(model, backend=backend)
-    elif way == "blocks":
-        assert hvd.compile_blocks(model, backend=backend) is model
-    names = list(_net().state_dict())
-    assert list(model.state_dict()) == names
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.Adam(model.parameters(), 0.05), model.named_parameters(), **options
-    )
-    for step in range(4):
-        optimizer.zero_grad()
-        _loss(run, hvd.rank(), step).backward()
-        optimizer.step()
-    return model
-
-
-def _alone():
-    model = _net()
-    return train_alone(model, torch.optim.Adam(model.parameters(), 0.05), _loss, 4)
-
-
-PLAIN, VIEWS = {}, {"gradient_as_bucket_view": True, "bucket_bytes": 512}
-
-
-def _ways(backend, ways):
-    torch.set_num_threads(1)
-    hvd.init()
-    expected = _alone()
-    assert not torch.equal(flat(expected), flat(_net()))
-    for way, options in ways:
-        check_parameters(_trained(way, backend, **options), expected)
-    hvd.shutdown()
+def _adam(model):
+    return torch.optim.Adam(model.parameters(), 0.05)
 
 
 @pytest.mark.parametrize(
-    ("size", "backend", "ways"),
+    ("backend", "ways"),
     [
-        (3, BACKEND, [*itertools.product(("eager", "whole", "blocks"), (PLAIN, VIEWS))]),
-        (2, "inductor", [("whole", VIEWS)]),
+        (BACKEND, [*itertools.product(("eager", "whole", "blocks"), (False, True))]),
+        ("inductor", [("whole", True)]),
     ],
 )
-def test_same_parameters_as_a_single_process(size, backend, ways):
-    run_ranks(size, _ways, backend, ways)
+@on_ranks(3)
+def test_same_parameters_as_a_single_process(backend, ways):
+    expected = _net()
+    train(Alone(expected, _adam(expected), _loss), range(4))
+    assert not torch.equal(flat(expected), flat(_net()))
+    for way, as_views in ways:
+        model = run = _net()
+        if way == "whole":
+            run = torch.compile(model, backend=backend)
+        elif way == "blocks":
+            assert hvd.compile_blocks(model, backend=backend) is model
+        assert list(model.state_dict()) == list(_net().state_dict())
+        views = {"gradient_as_bucket_view": True, "bucket_bytes": 512} if as_views else {}
+        optimizer = distributed(model, _adam(model), **views)
+        loss = lambda _, rank, step, run=run: _loss(run, rank, step)  # noqa: E731
+        train(Together(model, optimizer, loss), range(4))
+        check_parameters(model, expected)
 
 
 def _events(model):
