@@ -1,7 +1,7 @@
 #include "csrc/engines/coding.h"
 
 #include <string>
-#include <vector>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -42,25 +42,23 @@ TEST(Coding, NumbersThatAreNot) {
     }
     EXPECT_NE("", coding_problem(format, 256 + 2 * Coding::kStochastic)) << "an unknown flag";
   }
-  for (const std::uint32_t millionths : {0U, Coding::kMostMillionths + 1, 1'000'000U}) {
-    for (const std::uint32_t mode : {0U, Coding::kExact, Coding::kReference}) {
+  const std::pair<WireFormat, std::uint32_t> densities[] = {
+      {WireFormat::kLargest, 0U},
+      {WireFormat::kLargest, Coding::kExact},
+      {WireFormat::kLargest, Coding::kReference},
+      {WireFormat::kRandom, 0U},
+      {WireFormat::kRandom, Coding::kUnbiased}};
+  for (const auto& [format, mode] : densities) {
+    EXPECT_EQ("", coding_problem(format, 1000 + mode));
+    for (const std::uint32_t millionths : {0U, Coding::kMostMillionths + 1, 1'000'000U}) {
       expect_problem(
-          WireFormat::kLargest,
+          format,
           millionths + mode,
           "density of " + std::to_string(millionths) + " millionths (expected 1 to 100000)");
     }
   }
   EXPECT_NE("", coding_problem(WireFormat::kLargest, 1000 + Coding::kUnbiased)) << "of others";
   EXPECT_NE("", coding_problem(WireFormat::kLargest, 1 << 23)) << "an unknown flag";
-  for (const std::uint32_t unbiased : {0U, Coding::kUnbiased}) {
-    EXPECT_EQ("", coding_problem(WireFormat::kRandom, 1000 + unbiased));
-    for (const std::uint32_t millionths : {0U, Coding::kMostMillionths + 1}) {
-      expect_problem(
-          WireFormat::kRandom,
-          millionths + unbiased,
-          "density of " + std::to_string(millionths) + " millionths (expected 1 to 100000)");
-    }
-  }
   for (const std::uint32_t other : {Coding::kExact, Coding::kReference}) {
     EXPECT_NE("", coding_problem(WireFormat::kRandom, 1000 + other)) << "a flag of others";
   }

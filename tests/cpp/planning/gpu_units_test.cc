@@ -26,42 +26,28 @@ std::vector<int> groups_of(const std::vector<LaunchSlot>& units) {
   return sizes;
 }
 
-TEST(PlanGroups, OneUnitForEachLane) {
+TEST(PlanGroups, OneUnitForEachLaneAndOneEngineForEach) {
   EXPECT_EQ((std::vector<int>{2, 2, 1}), groups_of({{0, 0}, {0, 1}, {0, 0}, {0, 1}, {0, 0}}));
   EXPECT_EQ((std::vector<int>{1, 2, 1}), groups_of({{0, 1}, {0, 1}, {0, 0}, {0, 0}}));
   EXPECT_EQ((std::vector<int>{3}), groups_of({{0, 63}, {0, 0}, {0, 7}}));
-}
-
-TEST(PlanGroups, OneLaneHasNone) {
   EXPECT_EQ((std::vector<int>{1, 1}), groups_of({{0, 0}, {0, 0}}));
-}
-
-TEST(PlanGroups, OneEngineForEach) {
   EXPECT_EQ((std::vector<int>{2, 1, 1}), groups_of({{0, 0}, {0, 1}, {1, 2}, {0, 3}}));
+  EXPECT_TRUE(groups_of({}).empty());
 }
 
-TEST(PlanGroups, NothingOfNothing) { EXPECT_TRUE(groups_of({}).empty()); }
-
+/// Who has joined takes any.
 TEST(DevicePlacementTest, TheFirstThatServes) {
-  const std::vector<DevicePlacement> known = {{0, 1}, {2, 1}, {0, -1}};
+  const std::vector<DevicePlacement> known = {{0, 1}, {2, 1}, {3, -1}};
   EXPECT_EQ(0U, find_placement(known, {0, 1}));
   EXPECT_EQ(1U, find_placement(known, {2, 1}));
   EXPECT_EQ(3U, find_placement(known, {1, 0})) << "crosswise is another one";
   EXPECT_EQ(0U, find_placement({}, {0, 1}));
-}
-
-TEST(DevicePlacementTest, WhoHasJoinedTakesAny) {
-  const std::vector<DevicePlacement> known = {{0, 1}, {2, 1}, {3, -1}};
   EXPECT_EQ(0U, find_placement(known, {0, -1}));
   EXPECT_EQ(1U, find_placement(known, {2, -1}));
   EXPECT_EQ(0U, find_placement(known, {-1, 1}));
   EXPECT_EQ(3U, find_placement(known, {4, -1}));
-}
-
-TEST(DevicePlacementTest, ATensorIsNotMovedToWhereAJoinedRankHappenedToBe) {
-  const std::vector<DevicePlacement> known = {{3, -1}};
-  EXPECT_EQ(0U, find_placement(known, {3, -1}));
-  EXPECT_EQ(1U, find_placement(known, {3, 0}));
+  EXPECT_EQ(2U, find_placement(known, {3, -1}));
+  EXPECT_EQ(3U, find_placement(known, {3, 0})) << "a joined rank happened to be there";
 }
 
 TEST(DevicePlacementTest, TheSameByValue) {

@@ -276,6 +276,12 @@ TEST(PlanUnits, ThinTensorsOnAGpuAreCutAt128Mebibytes) {
   EXPECT_EQ(1U, planned({thin}, parameters, 0, kExpress).size()) << "unless all may be larger";
 }
 
+TEST(PlanUnits, RefusesNoUnitAndNoLane) {
+  for (const Parameters& wrong : {Parameters{0, 0, 1}, {0, 1, 0}, {0, 1, kMaxLanes + 1}}) {
+    EXPECT_THROW(planned({}, wrong, 0, 0), Error);
+  }
+}
+
 TEST(UnitSize, IsSmallOnOneHostAndWhereNothingIsKnown) {
   EXPECT_EQ(kNearUnitBytes, unit_bytes_for(0));
   EXPECT_EQ(kNearUnitBytes, unit_bytes_for(20e-6));

@@ -62,6 +62,9 @@ TEST(SelectorExact, CandidatesAreThinnedWhereTheyAreTooMany) {
     EXPECT_EQ(Scan::kHit, candidates.find(0).scan);
     EXPECT_LE(candidates.size(), candidate_room(kCount, kMost));
     EXPECT_LE(scratch.values.size(), candidate_room(kCount, kMost) + Candidates::kSlack);
+    const std::vector<float> sorted = sorted_magnitudes(elements);
+    EXPECT_EQ(Scan::kHit, candidates.find(magnitude_bits(sorted[kMost - 1])).scan);
+    EXPECT_EQ(Scan::kTooFew, candidates.find(magnitude_bits(sorted[kMost - 2])).scan);
   }
 }
 
