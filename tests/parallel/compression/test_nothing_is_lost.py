@@ -19,7 +19,6 @@ from tests.support.learning.coded import (
     new_scaler,
     on_ranks_over_tcp,
     run_in_ddp,
-    run_over_tcp,
     values_of,
 )
 from tests.support.ranks import run_ranks
@@ -132,17 +131,12 @@ _WAYS = [
 ]
 
 
-def conserved_in_every_way(policy):
-    hvd.init()
-    for way in _WAYS:
-        _conserved(policy, way, range(2), {0: 5, 1: 5})
-    _conserved(policy, {}, range(2), {0: 5, 1: 5}, scaled=True)
-    hvd.shutdown()
-
-
 @pytest.mark.parametrize("kind", POLICIES)
+@on_ranks_over_tcp(2)
 def test_sums_and_what_is_kept_are_all_there_was(kind):
-    run_over_tcp(2, conserved_in_every_way, POLICIES[kind])
+    for way in _WAYS:
+        _conserved(POLICIES[kind], way, range(2), {0: 5, 1: 5})
+    _conserved(POLICIES[kind], {}, range(2), {0: 5, 1: 5}, scaled=True)
 
 
 def conserved_by_a_hook(policy):
@@ -187,8 +181,8 @@ def test_process_sets_and_ranks_that_have_not_joined_keep_what_is_theirs():
         _conserved(POLICIES[kind], {}, range(3), {0: 2, 1: 5, 2: 5})
 
 
-def sparse():
-    hvd.init()
+@on_ranks_over_tcp(2)
+def test_sparse_gradients_are_gathered_beside_coded_ones():
     job = Job(POLICIES["topk"], {"words": (200, 100), "out": (100, 200)})
     left = torch.zeros(100, 200).double()
     for step in range(4):
@@ -204,8 +198,3 @@ def sparse():
     kept = hvd.allreduce(job.feedback.residuals["out"].double(), op=hvd.Sum)
     torch.testing.assert_close(kept, left, rtol=0, atol=4 * 4 * 2**-24 * left.abs().max().item())
     assert "words" not in job.feedback.residuals
-    hvd.shutdown()
-
-
-def test_sparse_gradients_are_gathered_beside_coded_ones():
-    run_over_tcp(2, sparse)

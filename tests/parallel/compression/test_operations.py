@@ -11,7 +11,15 @@ import aiacc.torch as hvd
 from aiacc.compression.codecs import parse
 from aiacc.compression.feedback import Residual
 from aiacc.compression.policy import Policy
-from tests.support.learning.coded import WAYS, Job, check_same, run_in_ddp, run_over_tcp, values_of
+from tests.support.learning.coded import (
+    WAYS,
+    Job,
+    check_same,
+    on_ranks_over_tcp,
+    run_in_ddp,
+    run_over_tcp,
+    values_of,
+)
 from tests.support.learning.codes import check_sum
 from tests.support.ranks import run_ranks
 
@@ -30,8 +38,8 @@ def _call_every_way(tensor, **options):
     yield hvd.synchronize(hvd.grouped_allreduce_async_([tensor.clone()], **options))[0]
 
 
-def operations():
-    hvd.init()
+@on_ranks_over_tcp(2, 3)
+def test_every_operation_is_as_close_as_theory_says():
     inputs = [values_of(rank) for rank in range(hvd.size())]
     mine = inputs[hvd.rank()]
     for name in _NAMES:
@@ -61,12 +69,6 @@ def operations():
     leaf = mine.clone().requires_grad_()
     hvd.allreduce(leaf, op=hvd.Sum, compression="int8").backward(mine)
     assert torch.equal(leaf.grad, hvd.allreduce(mine, op=hvd.Sum, compression="int8"))
-    hvd.shutdown()
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_every_operation_is_as_close_as_theory_says(size):
-    run_over_tcp(size, operations)
 
 
 def _gradients():
@@ -83,8 +85,8 @@ def test_gradients_of_every_front_end_are_as_close(tmp_path):
     run_in_ddp(2, tmp_path, _gradients)
 
 
-def compressors_and_chance():
-    hvd.init()
+@on_ranks_over_tcp(2)
+def test_compressors_are_codecs_and_chance_is_the_same_on_all_ranks():
     mine = values_of(hvd.rank())
     for compression, name in {
         hvd.Compression.int8: "int8",
@@ -140,12 +142,8 @@ def _draw_again():
         assert not torch.equal(draws[1], draws[2]), name
 
 
-def test_compressors_are_codecs_and_chance_is_the_same_on_all_ranks():
-    run_over_tcp(2, compressors_and_chance)
-
-
-def overflow():
-    hvd.init()
+@on_ranks_over_tcp(2)
+def test_what_is_not_finite_on_one_rank_is_so_on_all():
     names = ("int8", "int4", "fp8", "topk", "mstopk")
     for bad, name in itertools.product((torch.inf, torch.nan), names):
         tensor = values_of(hvd.rank(), 2000)
@@ -173,11 +171,6 @@ def overflow():
             assert all(kept.isfinite().all() for kept in job.feedback.residuals.values())
             for one in results.values():
                 check_same(one.nan_to_num())
-    hvd.shutdown()
-
-
-def test_what_is_not_finite_on_one_rank_is_so_on_all():
-    run_over_tcp(2, overflow)
 
 
 def _alone():

@@ -20,7 +20,6 @@ from tests.support.learning.coded import (
     join_as,
     on_ranks_over_tcp,
     run_in_ddp,
-    run_over_tcp,
     values_of,
 )
 from tests.support.ranks import run_ranks
@@ -56,19 +55,14 @@ _REFUSED_BY_HOOKS = [
 ]
 
 
-def refused():
-    hvd.init()
+@on_ranks_over_tcp(2)
+def test_what_is_not_for_codecs_is_refused_by_name():
     for call, options, text in _REFUSED:
         with pytest.raises(ValueError, match=text):
             call(values_of(hvd.rank()), **options)
     for compression, text in _REFUSED_BY_HOOKS:
         with pytest.raises(ValueError, match=text):
             hvd.HookState(compression=compression)
-    hvd.shutdown()
-
-
-def test_what_is_not_for_codecs_is_refused_by_name():
-    run_over_tcp(2, refused)
 
 
 _INT8, _FED = Policy(Quantised("int8")), Policy(Quantised("int8"), feedback=Residual())

@@ -92,27 +92,26 @@ _TCP = {"AIACC_ENGINE": "tcp"}
 
 
 @pytest.mark.parametrize(
-    "body",
+    "of",
     [
-        test_operations.operations,
-        test_operations.compressors_and_chance,
-        test_operations.overflow,
-        test_refusals.refused,
-        test_nothing_is_lost.sparse,
-        test_error_feedback.references,
+        test_operations.test_every_operation_is_as_close_as_theory_says,
+        test_operations.test_compressors_are_codecs_and_chance_is_the_same_on_all_ranks,
+        test_operations.test_what_is_not_finite_on_one_rank_is_so_on_all,
+        test_refusals.test_what_is_not_for_codecs_is_refused_by_name,
+        test_nothing_is_lost.test_sparse_gradients_are_gathered_beside_coded_ones,
     ],
 )
-def test_codes_as_on_the_cpu(body):
-    fake_gpu.run_ranks(2, body, env=_TCP)
+def test_codes_as_on_the_cpu(of):
+    fake_gpu.run_ranks(2, of.body, {}, env=_TCP)
+
+
+def test_references_as_on_the_cpu():
+    fake_gpu.run_ranks(2, test_error_feedback.references, env=_TCP)
 
 
 # Without powersgd, which is for gradients in host memory.
 _EVENTS = [p for p in test_events.POLICIES if p.codec.name != "powersgd"]
-_CONSERVED = {
-    kind: policy
-    for kind, policy in test_nothing_is_lost.POLICIES.items()
-    if policy.codec.name != "powersgd"
-}
+_CONSERVED = [kind for kind in test_nothing_is_lost.POLICIES if kind != "powersgd"]
 
 
 @pytest.mark.parametrize("event", ["overflow", "reloaded"])
@@ -129,13 +128,13 @@ def test_ranks_agree_after_a_join_on_a_gpu(tmp_path):
 
 @pytest.mark.parametrize("kind", _CONSERVED)
 def test_no_part_of_a_gradient_on_a_gpu_is_lost(kind):
-    body = test_nothing_is_lost.conserved_in_every_way
-    fake_gpu.run_ranks(2, body, _CONSERVED[kind], env=_TCP)
+    body = test_nothing_is_lost.test_sums_and_what_is_kept_are_all_there_was.body
+    fake_gpu.run_ranks(2, body, {"kind": kind}, env=_TCP)
 
 
 def _coded_hooks():
     test_error_feedback.like_references(["hook"])
-    test_nothing_is_lost.conserved_by_a_hook(_CONSERVED["topk"])
+    test_nothing_is_lost.conserved_by_a_hook(test_nothing_is_lost.POLICIES["topk"])
     test_events.unused(test_events.POLICIES[0])
     test_refusals.hooks_differ()
     test_error_feedback.thawed()
