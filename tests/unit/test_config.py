@@ -9,16 +9,7 @@ from pathlib import Path
 import pytest
 
 import aiacc
-from aiacc import _core, horovod_variables, unknown_variables
-from aiacc.config import (
-    UNKNOWN,
-    MpiEnvironment,
-    TorchrunEnvironment,
-    cache_folder,
-    child_environment,
-    chosen_compiler,
-    launcher_environment,
-)
+from aiacc import _core, config, horovod_variables, unknown_variables
 from aiacc.exceptions import BootstrapError
 from aiacc.run.help_env import as_markdown, as_text
 from tests.support.ranks import run_ranks
@@ -37,15 +28,15 @@ TORCHRUN = {
 
 
 def test_torchrun():
-    found = launcher_environment({"PATH": "/bin", "RANK": "0"})
+    found = config.launcher_environment({"PATH": "/bin", "RANK": "0"})
     assert (found.torchrun, found.mpi) == (None, None)
-    expected = TorchrunEnvironment(3, 4, 1, 2, "node0", 29500, True, 2, "job-7")
+    expected = config.TorchrunEnvironment(3, 4, 1, 2, "node0", 29500, True, 2, "job-7")
     assert (expected.local_rank, expected.restart_count) == (1, 2)
-    assert launcher_environment(TORCHRUN).torchrun == expected
+    assert config.launcher_environment(TORCHRUN).torchrun == expected
     # Torch's convention without the agent.
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    found = launcher_environment({name: TORCHRUN[name] for name in names}).torchrun
-    assert (found.agent_store, found.local_rank, found.restart_count) == (False, UNKNOWN, 0)
+    found = config.launcher_environment({name: TORCHRUN[name] for name in names}).torchrun
+    assert (found.agent_store, found.local_rank, found.restart_count) == (False, config.UNKNOWN, 0)
 
 
 @pytest.mark.parametrize(
@@ -53,17 +44,17 @@ def test_torchrun():
     [
         (
             "PMI_RANK=1 PMI_SIZE=2 PMI_FD=9 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1",
-            MpiEnvironment("mpich", 1, 2, 0, 1, pmi_fd=9, pmix_namespace=""),
+            config.MpiEnvironment("mpich", 1, 2, 0, 1, pmi_fd=9, pmix_namespace=""),
         ),
         (
             "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 "
             "OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=job",
-            MpiEnvironment("openmpi", 1, 2, 1, 2, UNKNOWN, "job"),
+            config.MpiEnvironment("openmpi", 1, 2, 1, 2, config.UNKNOWN, "job"),
         ),
     ],
 )
 def test_mpirun(variables, expected):
-    found = launcher_environment(dict(one.split("=") for one in variables.split()))
+    found = config.launcher_environment(dict(one.split("=") for one in variables.split()))
     assert found.mpi == expected
 
 
@@ -71,18 +62,18 @@ def test_mpirun(variables, expected):
 def test_bad_number_is_named(said):
     name, value = said.split("=")
     with pytest.raises(ValueError, match=said):
-        launcher_environment({**TORCHRUN, name: value.strip("' ")})
+        config.launcher_environment({**TORCHRUN, name: value.strip("' ")})
 
 
 def test_child_environment_cache_and_compiler():
     base = {"A": "1", "B": "2"}
-    assert child_environment({"B": "3"}, base) == {"A": "1", "B": "3"}
+    assert config.child_environment({"B": "3"}, base) == {"A": "1", "B": "3"}
     assert base == {"A": "1", "B": "2"}
-    assert cache_folder({"XDG_CACHE_HOME": "/caches"}) == Path("/caches/aiacc")
+    assert config.cache_folder({"XDG_CACHE_HOME": "/caches"}) == Path("/caches/aiacc")
     for unset in ({}, {"XDG_CACHE_HOME": ""}, {"XDG_CACHE_HOME": "relative"}):
-        assert cache_folder(unset) == Path.home() / ".cache" / "aiacc"
-    assert chosen_compiler({"CXX": "ccache '/my tools/g++'"}) == ["ccache", "/my tools/g++"]
-    assert chosen_compiler({}) == []
+        assert config.cache_folder(unset) == Path.home() / ".cache" / "aiacc"
+    assert config.chosen_compiler({"CXX": "ccache '/my tools/g++'"}) == ["ccache", "/my tools/g++"]
+    assert config.chosen_compiler({}) == []
 
 
 def test_the_table_of_variables_shows_each_with_alias_values_and_default():

@@ -53,10 +53,7 @@ CORE = Path(_core.__file__)
 
 @pytest.mark.parametrize(
     ("before", "texts"),
-    [
-        ("", []),
-        (FINDER.format(path=str(CORE)), [f"this Python has {CORE}, which belongs to another"]),
-    ],
+    [("", []), (FINDER.format(path=str(CORE)), [f"this Python has {CORE}, which belongs"])],
 )
 def test_a_clone_that_was_not_built(clone, before, texts):
     line = _lines(clone, before)[-1]

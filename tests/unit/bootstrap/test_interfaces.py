@@ -5,22 +5,8 @@ import socket
 import pytest
 
 from aiacc import _core
-from aiacc.bootstrap.address import (
-    _listening_inode,
-    _process_with,
-    join_address,
-    listen,
-    split_address,
-)
-from aiacc.bootstrap.interfaces import (
-    MOST_CANDIDATES,
-    OwnAddress,
-    choose_candidates,
-    listened_at,
-    named_addresses,
-    observe,
-    routes_to,
-)
+from aiacc.bootstrap import address as addressing
+from aiacc.bootstrap import interfaces
 from aiacc.bootstrap.reach import Evidence, Presence
 from aiacc.exceptions import BootstrapError
 
@@ -30,19 +16,19 @@ from aiacc.exceptions import BootstrapError
 )
 def test_bad_address(text):
     with pytest.raises(BootstrapError, match="AIACC_ADDR="):
-        split_address(text)
+        addressing.split_address(text)
     with pytest.raises(BootstrapError, match=r"expected one, as \[fe80::1%eth0\]:80"):
-        split_address("[fe80::1]:80")
+        addressing.split_address("[fe80::1]:80")
 
 
 def test_addresses():
-    assert split_address("node7:1234") == ("node7", 1234)
-    assert split_address("[::1]:1") == ("::1", 1)
-    assert split_address("[2001:db8::1]:29500") == ("2001:db8::1", 29500)
-    assert split_address("[fe80::1%eth0]:2") == ("fe80::1%eth0", 2)
-    assert join_address("fe80::1%eth0", 2) == "[fe80::1%eth0]:2"
-    assert join_address("::ffff:10.0.0.1", 2) == "10.0.0.1:2"
-    assert join_address("node7", 2) == "node7:2"
+    assert addressing.split_address("node7:1234") == ("node7", 1234)
+    assert addressing.split_address("[::1]:1") == ("::1", 1)
+    assert addressing.split_address("[2001:db8::1]:29500") == ("2001:db8::1", 29500)
+    assert addressing.split_address("[fe80::1%eth0]:2") == ("fe80::1%eth0", 2)
+    assert addressing.join_address("fe80::1%eth0", 2) == "[fe80::1%eth0]:2"
+    assert addressing.join_address("::ffff:10.0.0.1", 2) == "10.0.0.1:2"
+    assert addressing.join_address("node7", 2) == "node7:2"
 
 
 def _link_local() -> str:
@@ -61,7 +47,7 @@ def _link_local() -> str:
 def test_an_address_is_bound_as_such(port, host):
     if not any(one[1] == host.partition("%")[0] for one in _core.interface_addresses()):
         pytest.skip("this host has no such address")
-    with listen(host, port, 1) as server:
+    with addressing.listen(host, port, 1) as server:
         assert server.getsockname()[0] == host.partition("%")[0]
         with socket.create_connection((host, port), 5):
             pass
@@ -69,10 +55,13 @@ def test_an_address_is_bound_as_such(port, host):
 
 def test_a_name_is_bound_on_every_interface(port):
     # The name may be 127.0.1.1 to this host, and its real address to the others.
-    with listen(socket.gethostname(), port, 1), socket.create_connection(("127.0.0.1", port), 5):
+    with (
+        addressing.listen(socket.gethostname(), port, 1),
+        socket.create_connection(("127.0.0.1", port), 5),
+    ):
         pass
     with pytest.raises(BootstrapError, match=r"cannot listen on \[fe80::1%nosuch0\]"):
-        listen("fe80::1%nosuch0", port, 1)
+        addressing.listen("fe80::1%nosuch0", port, 1)
 
 
 def test_a_port_whose_owner_is_just_closing_it_is_bound(port, monkeypatch):
@@ -80,27 +69,27 @@ def test_a_port_whose_owner_is_just_closing_it_is_bound(port, monkeypatch):
     with socket.create_server(("127.0.0.1", port)) as server:
 
         def nobody_has_it(_):
-            inode = _listening_inode(port)
+            inode = addressing._listening_inode(port)
             server.close()
             monkeypatch.undo()
-            return _process_with(inode)
+            return addressing._process_with(inode)
 
         monkeypatch.setattr("aiacc.bootstrap.address.port_owner", nobody_has_it)
-        with listen("127.0.0.1", port, backlog=1) as mine:
+        with addressing.listen("127.0.0.1", port, backlog=1) as mine:
             assert mine.getsockname()[1] == port
 
 
 OWN = [
-    OwnAddress("lo", "127.0.0.1", 8, True),
-    OwnAddress("docker0", "172.17.0.1", 16, True),
-    OwnAddress("virbr0", "192.168.122.1", 24, False),
-    OwnAddress("eth0", "10.0.0.1", 24, True),
-    OwnAddress("eth1", "10.1.0.1", 24, True),
-    OwnAddress("eth10", "10.2.0.1", 24, True),
-    OwnAddress("lo", "::1", 128, True),
-    OwnAddress("eth0", "2001:db8::1", 64, True),
-    OwnAddress("eth0", "fe80::1", 64, True),
-    OwnAddress("eth1", "fe80::1", 64, True),
+    interfaces.OwnAddress("lo", "127.0.0.1", 8, True),
+    interfaces.OwnAddress("docker0", "172.17.0.1", 16, True),
+    interfaces.OwnAddress("virbr0", "192.168.122.1", 24, False),
+    interfaces.OwnAddress("eth0", "10.0.0.1", 24, True),
+    interfaces.OwnAddress("eth1", "10.1.0.1", 24, True),
+    interfaces.OwnAddress("eth10", "10.2.0.1", 24, True),
+    interfaces.OwnAddress("lo", "::1", 128, True),
+    interfaces.OwnAddress("eth0", "2001:db8::1", 64, True),
+    interfaces.OwnAddress("eth0", "fe80::1", 64, True),
+    interfaces.OwnAddress("eth1", "fe80::1", 64, True),
 ]
 
 
@@ -124,31 +113,33 @@ LONELY = [one for one in OWN if one.address in ("::1", "fe80::1")]
     ],
 )
 def test_which_addresses_others_get_to_know(own, wanted, found):
-    assert " ".join(addresses(choose_candidates(own, wanted))) == found
+    assert " ".join(addresses(interfaces.choose_candidates(own, wanted))) == found
 
 
 def test_what_the_routes_use_comes_first():
-    found = choose_candidates(OWN, "", meeting=["10.2.0.1"], default=["10.0.0.1", "2001:db8::1"])
+    found = interfaces.choose_candidates(
+        OWN, "", meeting=["10.2.0.1"], default=["10.0.0.1", "2001:db8::1"]
+    )
     assert [(one.address, one.evidence) for one in found[:3]] == [
         ("10.2.0.1", Evidence.MEETING),
         ("10.0.0.1", Evidence.DEFAULT),
         ("2001:db8::1", Evidence.DEFAULT),
     ]
-    found = choose_candidates(OWN, "", meeting=["fe80::1%eth1"])
+    found = interfaces.choose_candidates(OWN, "", meeting=["fe80::1%eth1"])
     assert found[0] == ("eth1", "fe80::1", 64, Evidence.MEETING)
     assert addresses(found).count("fe80::1") == 1
 
 
 def test_a_host_with_very_many_addresses_tells_the_best():
-    many = [OwnAddress(f"eth{n}", f"10.0.{n}.1", 24, True) for n in range(200)]
-    found = choose_candidates([*many, OWN[0]], "", default=["10.0.199.1"])
+    many = [interfaces.OwnAddress(f"eth{n}", f"10.0.{n}.1", 24, True) for n in range(200)]
+    found = interfaces.choose_candidates([*many, OWN[0]], "", default=["10.0.199.1"])
     assert addresses(found)[0] == "10.0.199.1"
     assert addresses(found)[-1] == "127.0.0.1"
-    assert len(found) == MOST_CANDIDATES + 1
+    assert len(found) == interfaces.MOST_CANDIDATES + 1
 
 
 @pytest.mark.parametrize(
-    ("wanted", "interfaces"),
+    ("wanted", "names"),
     [
         ("eth1", {"eth1"}),
         ("eth", {"eth0", "eth1", "eth10"}),
@@ -163,34 +154,34 @@ def test_a_host_with_very_many_addresses_tells_the_best():
         ("nosuch0", set()),
     ],
 )
-def test_what_the_setting_names(wanted, interfaces):
-    assert {one.interface for one in named_addresses(OWN, wanted)} == interfaces
+def test_what_the_setting_names(wanted, names):
+    assert {one.interface for one in interfaces.named_addresses(OWN, wanted)} == names
 
 
 @pytest.mark.parametrize("wanted", ["nosuch0", "192.0.2.9", "virbr0"])
 def test_a_setting_that_fits_nothing_lists_what_there_is(wanted):
     with pytest.raises(ValueError, match=f"AIACC_IFACE={wanted} names no interface") as raised:
-        choose_candidates(OWN, wanted)
+        interfaces.choose_candidates(OWN, wanted)
     assert "docker0 172.17.0.1, virbr0 192.168.122.1 (down), eth0 10.0.0.1" in str(raised.value)
 
 
 def test_this_host_tells_its_addresses_or_what_is_wrong_with_the_setting():
-    presence = observe("127.0.0.1", "")
+    presence = interfaces.observe("127.0.0.1", "")
     assert "127.0.0.1" in addresses(presence.candidates)
     assert presence.targets == [], "loopback tells other hosts nothing"
-    assert presence.stack == observe("", "").stack
-    listener = _core.Listener(listened_at(presence))
+    assert presence.stack == interfaces.observe("", "").stack
+    listener = _core.Listener(interfaces.listened_at(presence))
     assert listener.port > 0
     listener.close()
-    wrong = observe("", "nosuch0")
+    wrong = interfaces.observe("", "nosuch0")
     assert "AIACC_IFACE=nosuch0" in wrong.problem, "kept for the others to see"
     assert wrong.candidates == []
 
 
 def test_which_own_address_leads_to_a_host():
-    (route,) = routes_to("127.0.0.1")
+    (route,) = interfaces.routes_to("127.0.0.1")
     assert route == ("127.0.0.1", "127.0.0.1")
-    assert routes_to("no.such.host.invalid") == []
-    assert routes_to("bad..name") == []
-    (one,) = choose_candidates([OWN[-1]], "")
-    assert listened_at(Presence("", 0, [one])) == ["fe80::1%eth1"], "with its scope"
+    assert interfaces.routes_to("no.such.host.invalid") == []
+    assert interfaces.routes_to("bad..name") == []
+    (one,) = interfaces.choose_candidates([OWN[-1]], "")
+    assert interfaces.listened_at(Presence("", 0, [one])) == ["fe80::1%eth1"], "with its scope"

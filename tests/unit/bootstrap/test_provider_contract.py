@@ -63,10 +63,7 @@ careful = pytest.mark.parametrize("meeting", CAREFUL, indirect=True)
 def test_every_rank_gets_every_payload_in_rank_order_and_nothing_is_left(meeting, size):
     rounds = [[bytes([rank, n]) for rank in range(size)] for n in range(4)]
     rounds.append([b"", os.urandom(1 << 20), b"\0x", *[b"y"] * size][:size])
-    calls = [
-        lambda rank=rank: meeting.gather(rank, size, *(row[rank] for row in rounds))
-        for rank in range(size)
-    ]
+    calls = [lambda r=r: meeting.gather(r, size, *(row[r] for row in rounds)) for r in range(size)]
     assert run_all(calls) == [rounds] * size
     assert not meeting.path.exists() or not list(meeting.path.iterdir())
 

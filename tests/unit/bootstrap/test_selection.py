@@ -8,13 +8,7 @@ import pytest
 
 from aiacc.bootstrap import select_provider
 from aiacc.bootstrap.provider import AloneProvider, Backoff, Deadline, Generations, rank_list
-from aiacc.bootstrap.providers.slurm import (
-    node_names,
-    step_address,
-    step_port,
-    step_token,
-    tasks_of_node,
-)
+from aiacc.bootstrap.providers import slurm
 from aiacc.bootstrap.selection import launcher_of
 from aiacc.config import UNKNOWN, SlurmEnvironment, launcher_environment
 from aiacc.exceptions import BootstrapError
@@ -134,31 +128,17 @@ def test_complete_settings_count_and_rank_0_says_so(rank, caplog):
     assert said == bool(caplog.text) == (rank == 0)
 
 
-def test_generations_only_grow():
+def test_generations_only_grow_backoff_ends_and_ranks_are_listed():
     generations = Generations()
     assert [generations.next(), generations.next()] == [0, 1]
     generations.catch_up(7)
     generations.catch_up(3)
     assert generations.next() == 8
-
-
-def test_backoff_never_sleeps_past_the_deadline():
     over = Deadline(0.0)
-    backoff = Backoff(first_s=1000.0, limit_s=2000.0)
-    backoff.pause(over)  # would hang the test if it slept
+    Backoff(first_s=1000.0, limit_s=2000.0).pause(over)  # would hang the test if it slept
     assert over.passed()
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ([3], "rank 3"),
-        ([5, 1, 4], "ranks 1, 4 and 5"),
-        (range(20), "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 10 more"),
-    ],
-)
-def test_ranks_in_a_text(ranks, text):
-    assert rank_list(ranks) == text
+    assert [rank_list(ranks) for ranks in ([3], [5, 1, 4])] == ["rank 3", "ranks 1, 4 and 5"]
+    assert rank_list(range(20)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 10 more"
 
 
 TASK = {
@@ -227,17 +207,20 @@ def test_variables_that_cannot_be(name, value):
     ],
 )
 def test_names_of_nodes(nodes, names):
-    assert list(node_names(nodes)) == names
+    assert list(slurm.node_names(nodes)) == names
 
 
 def test_the_first_names_of_a_huge_list_cost_nothing():
-    assert list(itertools.islice(node_names("n[1-999999999]m[0-999999999]"), 2)) == ["n1m0", "n1m1"]
+    assert list(itertools.islice(slurm.node_names("n[1-999999999]m[0-999999999]"), 2)) == [
+        "n1m0",
+        "n1m1",
+    ]
 
 
 @pytest.mark.parametrize("nodes", ["", ",", "a,", ",a", "n[", "n]", "n[1", "n[]", "n[2-1]", "n[a]"])
 def test_lists_that_cannot_be_read(nodes):
     with pytest.raises(BootstrapError, match=r"SLURM_STEP_NODELIST=.*set AIACC_ADDR"):
-        list(node_names(nodes))
+        list(slurm.node_names(nodes))
 
 
 @pytest.mark.parametrize(
@@ -246,23 +229,26 @@ def test_lists_that_cannot_be_read(nodes):
 )
 def test_tasks_of_a_node(tasks_per_node, counts):
     expected = [*counts, UNKNOWN]
-    assert [tasks_of_node(tasks_per_node, n) for n in range(len(counts) + 1)] == expected
-    assert tasks_of_node(tasks_per_node, UNKNOWN) == UNKNOWN
+    assert [slurm.tasks_of_node(tasks_per_node, n) for n in range(len(counts) + 1)] == expected
+    assert slurm.tasks_of_node(tasks_per_node, UNKNOWN) == UNKNOWN
 
 
 def test_steps_have_ports_and_tokens_of_their_own():
     steps = list(itertools.product(range(5000, 5020), range(200)))
-    ports = {step_port(job, step) for job, step in steps}
+    ports = {slurm.step_port(job, step) for job, step in steps}
     assert len(ports) == len(steps)
-    assert all(10000 <= step_port(2**31 + job, step) < 30000 for job, step in steps)
+    assert all(10000 <= slurm.step_port(2**31 + job, step) < 30000 for job, step in steps)
     others = [task(SLURM_JOB_ID="813"), task(SLURM_STEP_ID="4"), task(SLURM_CLUSTER_NAME="b")]
-    assert step_token(task()) not in map(step_token, others)
-    assert step_token(task()) == step_token(task(SLURM_PROCID="2", SLURM_NODEID="3"))
+    assert slurm.step_token(task()) not in map(slurm.step_token, others)
+    assert slurm.step_token(task()) == slurm.step_token(task(SLURM_PROCID="2", SLURM_NODEID="3"))
 
 
 def test_addresses():
-    assert step_address(task()) == f"node01:{step_port(812, 3)}"
-    assert step_address(task(SLURM_STEP_NODELIST="node7")) == f"127.0.0.1:{step_port(812, 3)}"
-    assert step_address(task(SLURM_PROCID="0", SLURM_NODEID="0")).startswith("node01:")
+    assert slurm.step_address(task()) == f"node01:{slurm.step_port(812, 3)}"
+    assert (
+        slurm.step_address(task(SLURM_STEP_NODELIST="node7"))
+        == f"127.0.0.1:{slurm.step_port(812, 3)}"
+    )
+    assert slurm.step_address(task(SLURM_PROCID="0", SLURM_NODEID="0")).startswith("node01:")
     with pytest.raises(BootstrapError, match=r"task 0 is on node 1 of node\[01-03.*AIACC_ADDR"):
-        step_address(task(SLURM_PROCID="0"))
+        slurm.step_address(task(SLURM_PROCID="0"))

@@ -309,14 +309,6 @@ def test_bad_arguments_are_named(source, arguments, said):
         CachedDataset(source, **arguments)
 
 
-def test_counters_are_looked_up_until_they_are_high_enough(cached, monkeypatch):
-    cached[0]
-    cached._store.count("compared", 3)
-    cached[1]
-    monkeypatch.setattr(type(cached._store), "statistics", None)  # they are 48 KiB
-    cached[2]
-
-
 def test_a_cache_that_was_closed_says_so_and_everything_ends_by_itself(cached, source, tmp_path):
     cached.close()
     for use in (lambda: cached[0], cached.statistics):

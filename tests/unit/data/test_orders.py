@@ -54,13 +54,6 @@ def test_the_lists_of_some_ranks_are_those_of_all(shard):
     assert all(one.base is None or len(one.base) == len(one) for one in some)  # nor hold the others
 
 
-def test_positions_are_uniform():
-    places = [np.flatnonzero(shuffled(16, 1, number) == 3)[0] for number in range(1600)]
-    counts = np.bincount(places, minlength=16)
-    assert counts.min() > 60
-    assert counts.max() < 140
-
-
 @pytest.mark.parametrize("sizes", TOPOLOGIES)
 @pytest.mark.parametrize("shard", SHARDS)
 @pytest.mark.parametrize("length", [0, 1, 5, 96, 101])

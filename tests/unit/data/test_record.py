@@ -28,11 +28,8 @@ def same(one, other):
         return equal and one.tobytes() == other.tobytes()
     if isinstance(one, torch.Tensor):
         equal = one.dtype == other.dtype and one.shape == other.shape
-        octets = [
-            x.resolve_conj().reshape(-1).contiguous().view(torch.uint8).tolist()
-            for x in (one, other)
-        ]
-        return equal and octets[0] == octets[1]
+        flat = [x.resolve_conj().reshape(-1).contiguous().view(torch.uint8) for x in (one, other)]
+        return equal and torch.equal(*flat)
     if isinstance(one, float):
         return struct.pack("<d", one) == struct.pack("<d", other)
     if isinstance(one, complex):

@@ -7,15 +7,6 @@ from pathlib import Path
 import pytest
 
 from aiacc.data import sizes, store
-from aiacc.data.sizes import (
-    folder_and_bytes,
-    is_backed,
-    leaves_room,
-    memory_there_is,
-    most_memory,
-    parse_bytes,
-    room_there_is,
-)
 
 MEMINFO = "MemFree:  1 kB\nMemTotal:       16000000 kB\n"
 VERSION_1 = "5:cpu,cpuacct:/a\n4:memory:/docker/1\n1:name=systemd:/a\n"
@@ -44,13 +35,13 @@ VERSION_1 = "5:cpu,cpuacct:/a\n4:memory:/docker/1\n1:name=systemd:/a\n"
     ids=["machine", "container", "job", "version 1"],
 )
 def test_the_least_limit_counts(tmp_path, cgroup, limits, expected):
-    assert memory_there_is(tmp_path) == 0, "unknown"
+    assert sizes.memory_there_is(tmp_path) == 0, "unknown"
     files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": cgroup}
     files |= {f"sys/fs/cgroup/{name}": text for name, text in limits.items()}
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert memory_there_is(tmp_path) == expected
+    assert sizes.memory_there_is(tmp_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -69,14 +60,14 @@ def test_a_cache_does_not_take_all_there_is(opened, tmp_path, monkeypatch, limit
 
 
 def test_the_most_that_a_cache_takes_and_its_folder(tmp_path, monkeypatch):
-    assert most_memory(0) == most_memory(0, 0) == float("inf")
-    assert most_memory(8000, 4000) == most_memory(0, 4000) == 3000
-    assert room_there_is(tmp_path / "none") == 0
-    assert room_there_is(tmp_path) >= shutil.disk_usage(tmp_path).free
+    assert sizes.most_memory(0) == sizes.most_memory(0, 0) == float("inf")
+    assert sizes.most_memory(8000, 4000) == sizes.most_memory(0, 4000) == 3000
+    assert sizes.room_there_is(tmp_path / "none") == 0
+    assert sizes.room_there_is(tmp_path) >= shutil.disk_usage(tmp_path).free
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert folder_and_bytes(("~/cache", "1kB"), "disk") == (tmp_path / "cache", 1000)
+    assert sizes.folder_and_bytes(("~/cache", "1kB"), "disk") == (tmp_path / "cache", 1000)
     with pytest.raises(ValueError, match=r'disk="?.*a folder and a size'):
-        folder_and_bytes("200GB", "disk")
+        sizes.folder_and_bytes("200GB", "disk")
 
 
 @pytest.mark.parametrize(
@@ -87,10 +78,10 @@ def test_the_most_that_a_cache_takes_and_its_folder(tmp_path, monkeypatch):
     ],
 )
 def test_sizes(size, expected):
-    assert parse_bytes(size, "memory") == expected
+    assert sizes.parse_bytes(size, "memory") == expected
     for none in ("", "GB", "-1", "8XB", "8iB", True, None):
         with pytest.raises(ValueError, match=r"memory=.*expected bytes"):
-            parse_bytes(none, "memory")
+            sizes.parse_bytes(none, "memory")
 
 
 def test_a_quarter_of_the_file_system_in_memory_stays_free(tmp_path, monkeypatch):
@@ -98,12 +89,12 @@ def test_a_quarter_of_the_file_system_in_memory_stays_free(tmp_path, monkeypatch
     monkeypatch.setattr(sizes.os, "fstatvfs", lambda descriptor: system)
     monkeypatch.setattr(sizes, "SHARED_MEMORY", tmp_path)
     with (tmp_path / "file").open("w") as file:
-        assert leaves_room(file.fileno(), 1_000_000)  # of 2,000,000 free and 4,000,000 in all
-        assert not leaves_room(file.fileno(), 1_000_001)
+        assert sizes.leaves_room(file.fileno(), 1_000_000)  # of 2,000,000 free and 4,000,000 in all
+        assert not sizes.leaves_room(file.fileno(), 1_000_001)
         monkeypatch.setattr(sizes, "SHARED_MEMORY", Path("/proc"))  # another file system
-        assert leaves_room(file.fileno(), 10**9)
+        assert sizes.leaves_room(file.fileno(), 10**9)
         monkeypatch.setattr(sizes, "SHARED_MEMORY", tmp_path / "none")
-        assert leaves_room(file.fileno(), 10**9)
+        assert sizes.leaves_room(file.fileno(), 10**9)
 
 
 def test_what_has_its_memory_already():
@@ -111,7 +102,7 @@ def test_what_has_its_memory_already():
         Path(file.name).unlink()
         file.truncate(1 << 16)
         os.pwrite(file.fileno(), bytes(100), 8192)
-        assert is_backed(file.fileno(), 8192, 4096)
-        assert not is_backed(file.fileno(), 8192, 4097)
-        assert not is_backed(file.fileno(), 0, 100)
-        assert not is_backed(file.fileno(), 1 << 17, 1)
+        assert sizes.is_backed(file.fileno(), 8192, 4096)
+        assert not sizes.is_backed(file.fileno(), 8192, 4097)
+        assert not sizes.is_backed(file.fileno(), 0, 100)
+        assert not sizes.is_backed(file.fileno(), 1 << 17, 1)

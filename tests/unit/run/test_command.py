@@ -54,13 +54,8 @@ def test_open_mpi_here_names_its_slots():
 
 
 def test_open_mpi_on_hosts_forwards_what_matters_but_no_rank():
-    environment = {
-        "PATH": "/bin",
-        "HOME": "/root",
-        "NCCL_DEBUG": "INFO",
-        "AIACC_RANK": "0",
-        "HOROVOD_LOCAL_SIZE": "1",
-    }
+    known = {"PATH": "/bin", "HOME": "/root", "NCCL_DEBUG": "INFO"}
+    environment = {**known, "AIACC_RANK": "0", "HOROVOD_LOCAL_SIZE": "1"}
     launch = Launch(4, SCRIPT, hosts=TWO_HOSTS, interface="eth1", settings={"AIACC_ENGINE": "mpi"})
     command = mpirun_command(launch, OPEN_MPI_5, environment)
     assert command[:5] == ["/usr/bin/mpirun", "-np", "4", "-H", "h1:2,h2:2"]
@@ -115,12 +110,7 @@ def test_mpirun_takes_no_ipv6_addresses(launcher):
 
 @pytest.mark.parametrize(
     ("served", "expected"),
-    [
-        (["mpich", "openmpi"], OPEN_MPI_4),
-        (["mpich"], HYDRA),
-        (["openmpi"], OPEN_MPI_4),
-        ([], OPEN_MPI_4),
-    ],
+    [(["mpich", "openmpi"], OPEN_MPI_4), (["mpich"], HYDRA), ([], OPEN_MPI_4)],
 )
 def test_the_first_mpirun_that_a_plugin_serves_is_taken(served, expected):
     assert choose_mpi_launcher([OPEN_MPI_4, HYDRA], served) is expected

@@ -63,10 +63,7 @@ def test_rank_0_has_a_port_that_is_free(tmp_path):
 
 @pytest.mark.parametrize(
     ("end", "code", "how"),
-    [
-        ("sys.exit(3)", 3, "exit code 3"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL, "signal SIGKILL"),
-    ],
+    [("sys.exit(3)", 3, "exit code 3"), ("os.kill(os.getpid(), 9)", 137, "signal SIGKILL")],
 )
 def test_first_failing_rank_decides_and_is_named(capfd, end, code, how):
     program = f"import os, signal, sys\nif os.environ['AIACC_RANK'] == '1': {end}\n{FOREVER}"
@@ -93,10 +90,7 @@ def test_program_that_cannot_be_started(capfd):
     assert "rank 0 could not be started" in capfd.readouterr().err
 
 
-PRINT_PID = (
-    "import os, signal, sys; sys.stdout.write(str(os.getpid()) + '\\n'); sys.stdout.flush(); "
-    "signal.pause()"
-)
+PRINT_PID = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -260,12 +254,7 @@ def test_which_rank_is_the_cause(ended, rank):
 
 @pytest.mark.parametrize(
     ("codes", "words", "ranks"),
-    [
-        ([0, 0, 1], _LEFT, [0, 1]),
-        ([1], _LEFT, []),
-        ([0, 1], "ValueError: boom", []),
-        ([0, 1], "", []),
-    ],
+    [([0, 0, 1], _LEFT, [0, 1]), ([1], _LEFT, []), ([0, 1], "OSError: x", []), ([0, 1], "", [])],
 )
 def test_which_ranks_had_left_before_it(codes, words, ranks):
     ended = endings(*((code, False, words if code else "") for code in codes))
