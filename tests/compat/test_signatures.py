@@ -118,27 +118,16 @@ def test_array_front_end_has_every_operation_and_constant():
 def test_a_difference_is_noticed():
     """The comparison sees order, default, kind and surplus arguments."""
 
-    def right(tensor, name=None, process_set=hvd.global_process_set, *, extra=0):
-        pass
-
-    def other_order(tensor, process_set=hvd.global_process_set, name=None):
-        pass
-
-    def other_default(tensor, name="", process_set=hvd.global_process_set):
-        pass
-
-    def surplus(tensor, name=None, process_set=hvd.global_process_set, extra=0):
-        pass
-
-    def required(tensor, name=None, process_set=hvd.global_process_set, *, extra):
-        pass
-
-    expected = SIGNATURES["allgather"]
-    assert text_of(right) == expected
-    for wrong in (other_order, other_default, surplus):
+    everyone, expected = hvd.global_process_set, SIGNATURES["allgather"]
+    assert text_of(lambda tensor, name=None, process_set=everyone, *, extra=0: 0) == expected
+    for wrong in (
+        lambda tensor, process_set=everyone, name=None: 0,
+        lambda tensor, name="", process_set=everyone: 0,
+        lambda tensor, name=None, process_set=everyone, extra=0: 0,
+    ):
         assert text_of(wrong) != expected
     with pytest.raises(AssertionError, match="extra must be optional"):
-        text_of(required)
+        text_of(lambda tensor, name=None, process_set=everyone, *, extra: 0)
 
 
 def test_exceptions_have_horovods_classes_and_attributes():

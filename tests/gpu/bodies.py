@@ -6,10 +6,7 @@ import functools
 import itertools
 import os
 import random
-import socket
-import stat
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,6 +15,7 @@ import torch
 import aiacc
 import aiacc.torch as hvd
 from aiacc.torch.adapter import DTYPE_CODES
+from tests.support import footprint
 
 #: torch has next to no arithmetic of its own for these.
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
@@ -407,28 +405,11 @@ def start_again(times: int) -> list[int]:
 def flows() -> int:
     """TCP connections of this process that NCCL has opened for large sums on all lanes."""
     begin()
-    before = _connections()
+    before = sum(1 for _ in footprint.tcp_sockets())
     for number in range(16):
         hvd.allreduce(torch.ones(1 << 20, device="cuda"), name=f"large{number}")
     torch.cuda.synchronize()
-    opened = _connections() - before
+    opened = sum(1 for _ in footprint.tcp_sockets()) - before
     hvd.barrier()
     hvd.shutdown()
     return opened
-
-
-def _connections() -> int:
-    count = 0
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            if not stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
-                continue
-            held = socket.socket(fileno=os.dup(int(entry.name)))
-        except OSError:  # the descriptor of the listing itself
-            continue
-        with held:
-            internet = held.family in (socket.AF_INET, socket.AF_INET6)
-            if internet and held.type & socket.SOCK_STREAM:
-                listens = held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                count += 0 if listens else 1
-    return count

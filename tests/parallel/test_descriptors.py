@@ -4,7 +4,6 @@ import contextlib
 import os
 import resource
 import socket
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -153,22 +152,11 @@ def test_the_soft_limit_is_raised():
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, 1 << 20), hard)
 
 
-def _listening_ports():
-    mine = set(footprint.descriptors().values())
-    ports = []
-    tables = [Path("/proc/self/net", name).read_text() for name in ("tcp", "tcp6")]
-    for line in [line for table in tables for line in table.splitlines()[1:]]:
-        fields = line.split()
-        if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
-            ports.append(int(fields[1].rpartition(":")[2], 16))
-    return ports
-
-
 @on_ranks(3, env={"AIACC_ENGINE": "tcp", "AIACC_CONNECT_TIMEOUT_S": "20"})
 def test_300_idle_strangers_and_few_descriptors():
     # Rank 1 has few descriptors; its strangers are of rank 0, which has enough.
     if hvd.rank() == 1:
-        (port,) = _listening_ports()
+        (port,) = (one.getsockname()[1] for one in footprint.tcp_sockets(listening=True))
         _leave(60)
     else:
         port = 0

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import stat
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+import aiacc.array as hvd
+from tests.support import footprint
 from tests.support.ranks import run_ranks
 
 _SO_MAX_PACING_RATE = 47
@@ -23,29 +22,15 @@ _MIB = 1 << 20
 def _own_connections() -> list[tuple[int, int]]:
     """Pacing limit and bytes received of every TCP connection of this process."""
     found = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            if not stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
-                continue
-            held = socket.socket(fileno=os.dup(int(entry.name)))
-        except OSError:  # the descriptor of the listing itself
-            continue
-        with held:
-            internet = held.family in (socket.AF_INET, socket.AF_INET6)
-            if not internet or held.type & socket.SOCK_STREAM == 0:
-                continue
-            if held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                continue
-            pace = held.getsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, 8)
-            info = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-            received = struct.unpack_from("=Q", info, _BYTES_RECEIVED)[0]
-            found.append((struct.unpack("=Q", pace)[0], received))
+    for held in footprint.tcp_sockets():
+        pace = held.getsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, 8)
+        info = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        received = struct.unpack_from("=Q", info, _BYTES_RECEIVED)[0]
+        found.append((struct.unpack("=Q", pace)[0], received))
     return found
 
 
 def _reduce_one_large_tensor() -> list[tuple[int, int]]:
-    import aiacc.array as hvd
-
     hvd.init()
     tensor = np.ones(12 * _MIB // 4, np.float32)
     assert (hvd.allreduce(tensor, op=hvd.Sum) == hvd.size()).all()

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ from bench.network.bed import Bed, BedError, bed_for, put_up
 from bench.network.faults.__main__ import one
 from bench.network.faults.plan import choose
 from bench.network.plan import Spec
-from tests.support.beds import bed_name, needed  # noqa: F401
+from tests.support.beds import bed_name, needed, traces  # noqa: F401
 from tests.support.ranks import ROOT
 
 pytestmark = pytest.mark.alone
@@ -42,13 +41,6 @@ for connection in connections:
 """
 
 
-def _traces(name: str) -> list[str]:
-    """What is left of a bed."""
-    folders = (Path("/run/netns"), Path("/sys/class/net"), Path("/run/aiacc-network"))
-    found = [entry.name for folder in folders if folder.is_dir() for entry in folder.iterdir()]
-    return sorted(entry for entry in found if entry.startswith(name) and "lock" not in entry)
-
-
 def _send(bed: Bed, connections: int, each_bytes: int) -> None:
     """From host 0 to host 1, on some connections one after the other."""
     server = bed.enter(1, [sys.executable, "-c", _SERVER, str(connections)])
@@ -68,7 +60,6 @@ def test_every_flow_has_a_class_of_its_own_and_its_bytes_are_counted(name):
         assert {flow.target for flow in flows} == {("10.77.0.2", 5000)}
         assert all(3000 < flow.sent_bytes < 6000 for flow in flows)
         assert {flow.target for flow in bed.flows(1)} == {flow.source for flow in flows}
-    assert _traces(name) == []
 
 
 def test_one_flow_of_host_0_is_slow(name):
@@ -109,7 +100,6 @@ def test_a_run_ends_with_an_error_if_some_flow_had_no_class(name, monkeypatch):
     monkeypatch.setattr("bench.network.bed.CLASSES", 10)
     with pytest.raises(BedError, match="expected at most 10"), bed_for(Spec(name, hosts=2)) as bed:
         _send(bed, connections=12, each_bytes=1)
-    assert _traces(name) == []
 
 
 @pytest.mark.parametrize("launcher", ["explicit", "mpirun"])
@@ -148,7 +138,6 @@ def test_a_failing_rank_is_the_result(name):
     with bed_for(Spec(name, hosts=2)) as bed:
         command = ["sh", "-c", "test $AIACC_RANK = 1 && exit 7; sleep 60"]
         assert launch.run(bed, "explicit", 1, command, timeout_s=_TIMEOUT_S) == 7
-    assert _traces(name) == []
 
 
 def test_what_a_killed_run_leaves_goes_with_the_next(name):
@@ -160,17 +149,15 @@ def test_what_a_killed_run_leaves_goes_with_the_next(name):
         with pytest.raises(BedError, match="another process uses the bed"), bed_for(Spec(name)):
             pass
         process.send_signal(signal.SIGKILL)
-    assert f"{name}-1" in _traces(name)
+    assert f"{name}-1" in traces(name)
     with bed_for(Spec(name, hosts=1)):
-        assert f"{name}-1" not in _traces(name)
-    assert _traces(name) == []
+        assert f"{name}-1" not in traces(name)
 
 
 def test_a_bed_that_fails_half_way_leaves_nothing(name, monkeypatch):
     monkeypatch.setattr("bench.network.bed.shaping", lambda spec: ["nonsense"])
     with pytest.raises(BedError, match="nonsense"):
         put_up(Spec(name, hosts=2))
-    assert _traces(name) == []
 
 
 def test_the_relay_carries_loses_and_comes_back(name):
@@ -188,7 +175,6 @@ def test_the_relay_carries_loses_and_comes_back(name):
         _send(bed, connections=2, each_bytes=100_000)
         with pytest.raises(Exception, match="refuses 'set 5"):
             bed.set_path(5, 0)
-    assert _traces(name) == []
 
 
 _LONELY = """
@@ -231,7 +217,6 @@ def test_a_run_of_the_faults(name):
         assert survivor["checked"] > 0
         assert survivor["short_calls"] > 0
     assert row["struck"]
-    assert _traces(name) == []
 
 
 _UNITS = """

@@ -8,7 +8,14 @@ import torch
 
 import aiacc
 import aiacc.torch as hvd
-from tests.support.learning.training import check_parameters, flat, train_alone
+from tests.support.learning.training import (
+    Alone,
+    Together,
+    check_parameters,
+    distributed,
+    flat,
+    train,
+)
 from tests.support.ranks import run_ranks
 
 
@@ -25,18 +32,14 @@ def _net():
 def _train_while_tuning(steps):
     hvd.init()
     assert aiacc.stats()["lanes"] == 8
-    model = _net()
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters()
-    )
+    alone, model = _net(), _net()
+    sgd, other = (torch.optim.SGD(one.parameters(), 0.1) for one in (model, alone))
+    training = Together(model, distributed(model, sgd), _loss)
     seen = []
     for step in range(steps):
-        optimizer.zero_grad()
-        _loss(model, hvd.rank(), step).backward()
-        optimizer.step()
+        train(training, [step])
         seen.append(aiacc.stats()["lanes"])
-    alone = _net()
-    train_alone(alone, torch.optim.SGD(alone.parameters(), 0.1), _loss, steps)
+    train(Alone(alone, other, _loss), range(steps))
     assert not torch.equal(flat(model), flat(_net()))
     check_parameters(model, alone, rtol=1e-4, atol=1e-5)
     hvd.shutdown()

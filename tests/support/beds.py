@@ -27,10 +27,19 @@ def _why_not() -> str:
 needed = needs(_why_not())
 
 
+def traces(name: str) -> list[str]:
+    """What is left of a bed."""
+    folders = (Path("/run/netns"), Path("/sys/class/net"), Path("/run/aiacc-network"))
+    found = [entry.name for folder in folders if folder.is_dir() for entry in folder.iterdir()]
+    return sorted(entry for entry in found if entry.startswith(name) and "lock" not in entry)
+
+
 @pytest.fixture(name="name")
 def bed_name() -> Iterator[str]:
-    """A name that no other bed of this machine has."""
+    """A name that no other bed of this machine has; nothing of it is left after the test."""
     chosen = f"t{secrets.token_hex(3)}"
     yield chosen
+    left = traces(chosen)
     take_down(chosen)
     (Path("/run/aiacc-network") / f"{chosen}.lock").unlink(missing_ok=True)
+    assert left == []

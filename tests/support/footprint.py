@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 #: Beside the sockets to other ranks: where they connect.
@@ -61,6 +63,19 @@ def descriptors() -> dict[int, str]:
 def open_sockets() -> int:
     """Sockets of this process."""
     return sum(what.startswith("socket:") for what in descriptors().values())
+
+
+def tcp_sockets(*, listening: bool = False) -> Iterator[socket.socket]:
+    """TCP connections of this process, or sockets that listen; each is closed after its turn."""
+    for number, what in descriptors().items():
+        if not what.startswith("socket:"):
+            continue
+        with socket.socket(fileno=os.dup(number)) as held:
+            if held.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            listens = bool(held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+            if held.type & socket.SOCK_STREAM and listens == listening:
+                yield held
 
 
 def running_threads() -> int:

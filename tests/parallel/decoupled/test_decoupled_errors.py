@@ -178,58 +178,29 @@ def test_parameters_that_share_memory_are_refused():
 
 
 @on_ranks(2)
-def test_parameters_that_come_later_are_refused():
-    def half_frozen():
-        model = net()
-        model[0].requires_grad_(False)
-        return model
-
-    training = train(start(half_frozen), range(2))
-    training.model[0].requires_grad_(True)
-    text = r"were frozen when the optimizer was made, or the job"
-    training.refused(partial(train, batches=[0]), text)
-    hvd.barrier()
-
-
-_HAS_GONE = r"the network has gone; .* load parameters"
-
-
-@on_ranks(2)
-def test_a_new_job_mends_no_failure():
-    training = train(start(), range(2))
-    model, optimizer = training.model, training.optimizer
-    optimizer.consolidate_state_dict(None)
-    optimizer._exchange._fail("the network has gone")
-    hvd.shutdown()
-    hvd.init()
-    with pytest.raises(CollectiveError, match=_HAS_GONE):
-        loss(model, hvd.rank(), 2)
-    hvd.broadcast_parameters(list(model.named_parameters()), 0)
-    train(training, range(2, 4))
-    optimizer.flush()
-    check_same_everywhere(model)
-
-
-@on_ranks(2)
-def test_writing_to_a_copy_of_the_model_mends_no_failure():
+def test_only_new_parameters_mend_a_failure():
+    """Neither a new job does, nor what is written to a copy of the model."""
     training = start()
     model, optimizer = training.model, training.optimizer
     average = copy.deepcopy(model)
-    train(training, range(2))
-    optimizer.flush()
+    train(training, range(2)).optimizer.flush()
+    gone = r"the network has gone; .* load parameters"
     optimizer._exchange._fail("the network has gone")
     average.load_state_dict(net().state_dict())
     hvd.broadcast_parameters(average.state_dict(), 0)
     hvd.broadcast_parameters(list(average.named_parameters()), 0)
-    with pytest.raises(CollectiveError, match=_HAS_GONE):
+    with pytest.raises(CollectiveError, match=gone):
         optimizer.flush()
     model.load_state_dict(average.state_dict())
     train(training, range(2, 4))
-    optimizer.flush()
+    optimizer.consolidate_state_dict(None)
     optimizer._exchange._fail("the network has gone")
+    hvd.shutdown()
+    hvd.init()
+    with pytest.raises(CollectiveError, match=gone):
+        loss(model, hvd.rank(), 2)
     hvd.broadcast_parameters(list(model.named_parameters()), 0)
-    train(training, range(4, 6))
-    optimizer.flush()
+    train(training, range(4, 6)).optimizer.flush()
     check_same_everywhere(model)
 
 

@@ -10,6 +10,7 @@ from torch.distributed._composable.replicate import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.process_group import assert_equal, in_group, join, leave
 from tests.support.ranks import free_port, run_ranks
@@ -47,8 +48,8 @@ def test_rows_and_columns_of_a_mesh():
     assert_equal(product.full_tensor(), whole @ whole.T)
 
 
-def _model():
-    torch.manual_seed(0)
+def _model(seed=0):
+    torch.manual_seed(seed)
     return torch.nn.Sequential(
         torch.nn.Linear(6, 24), torch.nn.Tanh(), torch.nn.Linear(24, 10), torch.nn.Linear(10, 3)
     )
@@ -87,6 +88,12 @@ def _hsdp():
     return _sharded(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
 
 
+def _ddp():
+    """Which sends the parameters of rank 0."""
+    model = _model(seed=dist.get_rank())
+    return DistributedDataParallel(model, bucket_cap_mb=0.0001)
+
+
 def _ddp_composable():
     return replicate(_model(), bucket_cap_mb=0.0001)
 
@@ -113,8 +120,8 @@ def _train_on_both(builds, ports):
 
 @pytest.mark.parametrize(
     ("size", "builds"),
-    [(2, [_fsdp, _ddp_composable, _replicate_of_fsdp]), (3, [_fsdp]), (4, [_hsdp])],
-    ids=["FSDP2 and replicate on 2", "FSDP2 on 3", "HSDP on 2 by 2"],
+    [(2, [_fsdp, _ddp, _ddp_composable, _replicate_of_fsdp]), (3, [_fsdp, _ddp]), (4, [_hsdp])],
+    ids=["FSDP2, DDP and replicate on 2", "FSDP2 and DDP on 3", "HSDP on 2 by 2"],
 )
 def test_trains_as_on_gloo(size, builds):
     results = run_ranks(size, _train_on_both, builds, [free_port(), free_port()])

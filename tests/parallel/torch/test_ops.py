@@ -13,6 +13,7 @@ import aiacc
 import aiacc.torch as hvd
 from aiacc.collectives.handles import pending
 from tests.support import operations
+from tests.support.jobs import on_ranks
 from tests.support.operations import DTYPES, FEW_SHAPES, Frontend
 from tests.support.process_group import assert_equal
 from tests.support.ranks import run_ranks
@@ -282,10 +283,9 @@ def _disagree():
     )
 
 
-def everything():
+@on_ranks(1, 3)
+def test_every_operation():
     """All of the above, as one job."""
-    torch.set_num_threads(1)
-    hvd.init()
     _table()
     _compress()
     operations.check_bool_has_no_average(FRONT)
@@ -300,14 +300,8 @@ def everything():
     operations.check_join(FRONT)
     assert not pending
     hvd.barrier()
-    hvd.shutdown()
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_every_operation(size):
-    run_ranks(size, everything)
 
 
 @pytest.mark.fast
 def test_every_operation_on_two_ranks():
-    run_ranks(2, everything)
+    run_ranks(2, test_every_operation.body, {})

@@ -5,22 +5,19 @@ from __future__ import annotations
 import functools
 import gc
 import os
-import pickle
 import weakref
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
 
 import aiacc
 import aiacc.torch as hvd
 from tests.support.jobs import on_ranks
-from tests.support.process_group import assert_equal, in_group, join, leave, lose
-from tests.support.ranks import free_port, run_ranks
-from tests.support.sizes import ONE_TO_THREE, TWO_AND_THREE
+from tests.support.process_group import assert_equal, in_group, join, lose
+from tests.support.ranks import run_ranks
+from tests.support.sizes import ONE_TO_THREE
 
 REDUCTIONS = {
     dist.ReduceOp.SUM: torch.add,
@@ -174,25 +171,6 @@ def _nobody_waits():
     assert sum(work() is not None for work in works) < len(works)
 
 
-def _groups(rank, size):
-    everyone = dist.new_group()
-    total = torch.ones(1)
-    dist.all_reduce(total, group=everyone)
-    assert total.item() == size
-    dist.destroy_process_group(everyone)
-    first = dist.new_group([0, size - 1])
-    if rank in (0, size - 1):
-        total = torch.full((1,), float(rank))
-        dist.all_reduce(total, group=first)
-        assert total.item() == size - 1
-        dist.destroy_process_group(first)
-    mesh = init_device_mesh("cpu", (size,))
-    assert mesh.get_local_rank() == rank
-    total = torch.ones(1)
-    dist.all_reduce(total, group=mesh.get_group())
-    assert total.item() == size
-
-
 def _disagree(rank, size):
     with pytest.raises(aiacc.MismatchError, match="shape"):
         dist.all_reduce(torch.ones(2 + rank))
@@ -220,49 +198,9 @@ def test_every_operation():
     _callbacks_that_wait(rank, size)
     _nobody_waits()
     if size > 1:
-        _groups(rank, size)
         _disagree(rank, size)
     dist.destroy_process_group()
     assert not hvd.is_initialized()
-
-
-def _train(steps=4):
-    rank = dist.get_rank()
-    torch.manual_seed(rank)  # DDP copies the parameters of rank 0
-    model = torch.nn.Sequential(
-        torch.nn.Linear(8, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Linear(32, 4)
-    )
-    # Small buckets, so that there are several.
-    wrapped = DistributedDataParallel(model, bucket_cap_mb=0.001)
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1, momentum=0.9)
-    generator = torch.Generator().manual_seed(rank)
-    for step in range(steps):
-        optimizer.zero_grad()
-        inputs = torch.randn(16, 8, generator=generator)
-        if step % 2:
-            with wrapped.no_sync():
-                wrapped(inputs).square().mean().backward()
-        wrapped(inputs).square().mean().backward()
-        optimizer.step()
-    return {name: value.numpy() for name, value in model.state_dict().items()}
-
-
-def _trained(backend, port):
-    join(port, backend)
-    state = _train()
-    leave()
-    return state
-
-
-@pytest.mark.parametrize("size", TWO_AND_THREE)
-def test_ddp_trains_as_on_gloo(size):
-    ours, theirs = (run_ranks(size, _trained, way, free_port()) for way in ("aiacc", "gloo"))
-    for rank in range(size):
-        for name, expected in theirs[rank].items():
-            torch.testing.assert_close(
-                torch.from_numpy(ours[rank][name]), torch.from_numpy(expected), msg=name
-            )
-    assert pickle.dumps(ours[0]["0.weight"]) == pickle.dumps(ours[1]["0.weight"])
 
 
 @on_ranks(2, starts=False, launcher="torchrun")

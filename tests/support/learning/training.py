@@ -338,16 +338,6 @@ def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 
-def train_alone(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss: Loss,
-    steps: int,
-) -> nn.Module:
-    """Train ``model`` on the data of all ranks, without any communication; ``model``."""
-    return train(Alone(model, optimizer, loss), range(steps)).model
-
-
 def train(training: Training, batches: Sequence[int]) -> Training:
     """A step for each of ``batches``; ``training``."""
     for batch in batches:
