@@ -49,6 +49,8 @@ FACTORS = {
 }
 
 
+#: Of an access to memory in intermediate code: how many at a time, and bits of each.
+WIDTH = r"(?:\.global)?(?:\.v(\d))?\.[a-z](\d+)"
 #: Those that go to any places, 4 bytes each.
 SCATTERED = {"aiacc_add_pairs": 4}
 
@@ -87,9 +89,7 @@ def test_the_wider_side_moves_16_bytes_at_a_time(source):
         widths = {
             access: max(
                 int(count or 1) * int(bits) // 8
-                for count, bits in re.findall(
-                    rf"\b{access}(?:\.global)?(?:\.v(\d))?\.[a-z](\d+)", body
-                )
+                for count, bits in re.findall(rf"\b{access}{WIDTH}", body)
             )
             for access in ("ld", "st")
         }

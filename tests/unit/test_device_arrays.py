@@ -50,15 +50,12 @@ def test_new_arrays_come_from_the_library_of_the_given_one():
 def test_a_library_that_makes_them_elsewhere_is_refused(made_on):
     array = DeviceArray(np.zeros(3), device=1)
     array.made_on = made_on
-    with pytest.raises(
-        ValueError, match=r"on CUDA device 1.*on device (0|-1) .*make device 1 the current"
-    ):
+    with pytest.raises(ValueError, match=r"device 1.*on device (0|-1) .*make device 1 the current"):
         arrays.view_of(array, "here").empty((1,))
 
 
-_PLACELESS = SimpleNamespace(
-    __cuda_array_interface__=DeviceArray(np.zeros(1)).__cuda_array_interface__
-)
+_INTERFACE = DeviceArray(np.zeros(1)).__cuda_array_interface__
+_PLACELESS = SimpleNamespace(__cuda_array_interface__=_INTERFACE)
 REFUSED = [
     (DeviceArray(np.zeros((4, 4), np.float32)[:, ::2]), ValueError, "strides.*contiguous"),
     (DeviceArray(np.zeros(2, np.complex64)), ValueError, "complex64.*astype"),

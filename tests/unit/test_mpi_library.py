@@ -62,11 +62,9 @@ def test_the_first_that_loads_is_taken(both, monkeypatch, library, launcher, ans
         seen.append(f"{flavour} {candidate}")
         return answers["abc".index(candidate)]
 
-    candidates = "abc"[: len(answers)]
+    found = "abc"[: len(answers)] * 2
     monkeypatch.setattr(_core, "load_mpi", load)
-    monkeypatch.setattr(
-        mpi_library, "_candidates", lambda flavour: iter([*candidates, *candidates])
-    )
+    monkeypatch.setattr(mpi_library, "_candidates", lambda flavour: iter(found))
     assert re.fullmatch(said, mpi_library.load(library, launcher))
     assert ", ".join(seen) == asked
 
@@ -121,9 +119,7 @@ MIB = 1 << 20
         ("openmpi", 64, 4, 1024 * MIB, True),
     ],
 )
-def test_a_host_with_little_shared_memory_is_found_before_mpi_finds_it(
-    flavour, ranks, lanes, free, enough
-):
+def test_little_shared_memory_is_found_before_mpi_finds_it(flavour, ranks, lanes, free, enough):
     problem = mpi_library.memory_problem(flavour, ranks, lanes, free)
     assert (problem == "") == enough
     if not enough:

@@ -225,6 +225,4 @@ def _flat(fields, at=""):
     if not isinstance(fields, dict | list):
         return {at: fields} if isinstance(fields, int | float) else {}
     items = fields.items() if isinstance(fields, dict) else enumerate(fields)
-    return {
-        name: value for key, entry in items for name, value in _flat(entry, f"{at}/{key}").items()
-    }
+    return {name: x for key, entry in items for name, x in _flat(entry, f"{at}/{key}").items()}

@@ -12,7 +12,7 @@ from aiacc.exceptions import BootstrapError
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host", "host:", ":1", "host:0", "host:70000", "host:x", "::1:5", "host:-1", "h:²"]
+    "text", ["", "host", "host:", ":1", "host:0", "host:70000", "host:x", "::1:5", "h:-1", "h:²"]
 )
 def test_bad_address(text):
     with pytest.raises(BootstrapError, match="AIACC_ADDR="):

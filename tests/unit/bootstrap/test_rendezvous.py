@@ -171,9 +171,7 @@ def test_who_does_not_come_although_told_the_same_is_named(idle, port, monkeypat
     assert f"process {idle.pid} (idle) of this host was started for 127.0.0.1" in record.message
 
 
-def test_the_end_of_a_process_ends_the_wait_for_it_and_a_token_spares_it(
-    idle, port, monkeypatch, caplog
-):
+def test_the_end_of_a_process_or_a_token_ends_the_wait_for_it(idle, port, monkeypatch, caplog):
     def find(*_):
         idle.kill()
         return [rivals.Rival(idle.pid, "idle")]

@@ -52,9 +52,8 @@ class Command:
     def trace(self, *rows, forward_s=0.1, backward_s=0.1, dtype="float32"):
         """Path of a trace with (name, bytes, ready) of each tensor."""
         tensors = tuple(Tensor(name, size, dtype, ready, 0.0) for name, size, ready in rows)
-        return self.file(
-            "trace.json", Trace("few", tensors, forward_s, backward_s, "measured").encode()
-        )
+        made = Trace("few", tensors, forward_s, backward_s, "measured")
+        return self.file("trace.json", made.encode())
 
 
 @pytest.fixture

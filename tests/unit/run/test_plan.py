@@ -88,9 +88,8 @@ def test_explaining(plan, options, texts):
 
 
 def test_explaining_one_and_few(plan):
-    path = plan.trace(
-        ("a", 40, 0.01), ("b", 2000, 0.011), ("c", 4 << 20, 0.02), forward_s=0.005, backward_s=0.015
-    )
+    rows = (("a", 40, 0.01), ("b", 2000, 0.011), ("c", 4 << 20, 0.02))
+    path = plan.trace(*rows, forward_s=0.005, backward_s=0.015)
     fast = ("explain", path, "--net", "alpha=1e-9,gbit=100", "--world", "2")
     out = plan.out(*fast)
     for number, size, name in ((0, "40 bytes", "a"), (1, "1.95 KiB", "b"), (2, "4.00 MiB", "c")):
