@@ -88,15 +88,12 @@ def test_an_epoch_lasts_from_the_first_begin_to_the_last_end():
     assert wire_s(1_000_000, 8 / payload, hosts=4) == pytest.approx(1.5)
 
 
-def test_a_cell_takes_the_place_of_its_predecessor_only(tmp_path):
+def test_cells_and_contenders_take_the_place_of_their_predecessors_only(tmp_path):
     for name, value in (("first", 1), ("other", 2), ("first", 3)):
         runs.record(tmp_path / "a.json", {"cell": {"name": name}, "value": value})
         training.record({"workload": name, "bed": {}, "value": value}, tmp_path / "b.json")
     assert [run["value"] for run in runs.load(tmp_path / "a.json")] == [2, 3]
     assert sorted(run["value"] for run in runs.load(tmp_path / "b.json")) == [2, 3]
-
-
-def test_contenders_that_are_measured_again_take_the_place_of_their_own():
     about = {"when": "", "machine": {}, "versions": {}, "commit": "b", "dirty": False, "load": {}}
     jobs = [{"dense": [1.0], "powersgd": [9.0]}, {"powersgd": [8.0]}]
     old = {"jobs": jobs, "speeds": {"int8": 1.0}, "commit": "a"}

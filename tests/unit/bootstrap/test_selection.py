@@ -27,8 +27,14 @@ SLURM = {
     "SLURM_JOB_ID": "812",
     "SLURM_STEP_ID": "3",
     "SLURM_PROCID": "1",
-    "SLURM_NTASKS": "4",
-    "SLURM_STEP_NODELIST": "node[1-2]",
+    "SLURM_NTASKS": "9",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NODELIST": "node[01-03,07],gpu5",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x4)",
+    "SLURM_CLUSTER_NAME": "big",
+    "SLURM_JOB_USER": "ada",
 }
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9"}
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
@@ -51,7 +57,7 @@ PMI_WITHOUT_A_WAY = {"PMI_RANK": "1", "PMI_SIZE": "4"}
         # A launcher inside a step divides it into jobs of one rank.
         (SLURM | ALONE_TORCHRUN, "torchrun"),
         (SLURM | ALONE_HYDRA, "mpi"),
-        (SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, "slurm"),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, "slurm"),
     ],
 )
 def test_whose_word_counts(variables, name):
@@ -141,23 +147,8 @@ def test_generations_only_grow_backoff_ends_and_ranks_are_listed():
     assert rank_list(range(20)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 10 more"
 
 
-TASK = {
-    "SLURM_JOB_ID": "812",
-    "SLURM_STEP_ID": "3",
-    "SLURM_PROCID": "1",
-    "SLURM_NTASKS": "9",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_NODELIST": "node[01-03,07],gpu5",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x4)",
-    "SLURM_CLUSTER_NAME": "big",
-    "SLURM_JOB_USER": "ada",
-}
-
-
 def task(**changes) -> SlurmEnvironment:
-    found = launcher_environment(TASK | changes).slurm
+    found = launcher_environment(SLURM | changes).slurm
     assert found is not None
     return found
 
@@ -183,7 +174,7 @@ def test_a_task_of_a_step():
     ],
 )
 def test_a_shell_of_a_job_is_no_task(changes):
-    assert launcher_environment(TASK | changes).slurm is None
+    assert launcher_environment(SLURM | changes).slurm is None
 
 
 @pytest.mark.parametrize(
@@ -191,7 +182,7 @@ def test_a_shell_of_a_job_is_no_task(changes):
 )
 def test_variables_that_cannot_be(name, value):
     with pytest.raises(ValueError, match=rf"{name}='?{value}"):
-        launcher_environment(TASK | {"SLURM_STEP_NUM_TASKS": "", "SLURM_NTASKS": "4", name: value})
+        launcher_environment(SLURM | {"SLURM_STEP_NUM_TASKS": "", "SLURM_NTASKS": "4", name: value})
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+import torch.distributed as dist
 
 from aiacc.bootstrap import frames
 from aiacc.bootstrap.job_plan import Contribution, JobPlan, agree
@@ -188,22 +189,6 @@ def test_a_wrong_type_is_named(kind, fields, text):
     check_fields(Contribution, vars(ROW) | {"local_rank": None})
 
 
-class Store:
-    """Stands for torch's: a dictionary in which rank 1 has left something."""
-
-    def __init__(self, entry, seen):
-        self.values = {"aiacc/0/0/0/entry/1": entry, "aiacc/0/0/0/seen/1": seen}
-
-    def set(self, key, value):
-        self.values[key] = value.encode() if isinstance(value, str) else value
-
-    def wait(self, keys, timeout):
-        pass
-
-    def multi_get(self, keys):
-        return [self.values[key] for key in keys]
-
-
 def under_torchrun():
     place = TorchrunEnvironment(0, 2, -1, -1, "127.0.0.1", 1, True, 0, "")
     return TorchrunProvider(place, generation=0)
@@ -225,7 +210,10 @@ STORED = [
 
 @pytest.mark.parametrize(("entry", "seen", "text"), STORED, ids=range(len(STORED)))
 def test_what_a_store_holds_and_cannot_be_read(entry, seen, text, monkeypatch):
-    monkeypatch.setattr(torchrun, "_connect", lambda *_: Store(entry, seen))
+    store = dist.HashStore()  # in which rank 1 has left something
+    store.set("aiacc/0/0/0/entry/1", entry)
+    store.set("aiacc/0/0/0/seen/1", seen)
+    monkeypatch.setattr(torchrun, "_connect", lambda *_: store)
     with pytest.raises(BootstrapError, match=text):
         under_torchrun().all_gather(b"", timeout_s=SHORT_S)
 

@@ -128,13 +128,13 @@ ENTRYPOINT ["run", "a b"]
 """
 
 
-def test_stages_and_their_instructions(script):
+def test_stages_their_instructions_and_variables(script):
     dockerfile = script("dockerfile")
     build, _, end = stages = dockerfile.parse(TEXT)
     assert [stage.name for stage in stages] == ["build", "unused", "end"]
     assert [stage.base for stage in stages] == ["debian:bookworm-slim", "other", "build"]
     assert dockerfile.parse(TEXT, {"BASE": "debian:trixie"})[0].base == "debian:trixie"
-    _, _, run, copy = build.instructions
+    flags, variables, run, copy = build.instructions
     assert (run.line, run.keyword, run.text) == (7, "RUN", "first && second --flag=x")
     assert (dict(copy.flags), copy.words()) == ({"chown": "me:me"}, ["a", "b", "/there/"])
     install, entry = end.instructions
@@ -143,11 +143,7 @@ def test_stages_and_their_instructions(script):
     assert dockerfile.needed(stages, "end") == [build, end]
     with pytest.raises(ValueError, match=r"no stage 'no' \(expected one of build, unused, end\)"):
         dockerfile.needed(stages, "no")
-
-
-def test_variables_see_those_before_them(script):
-    dockerfile = script("dockerfile")
-    flags, variables, *_ = dockerfile.parse(TEXT)[0].instructions
+    # Variables see those before them.
     given = dockerfile.argument(flags, {}, {})
     assert given == {"FLAGS": "-O2"}
     assert dockerfile.argument(flags, {}, {"FLAGS": "-O3"}) == {"FLAGS": "-O3"}
