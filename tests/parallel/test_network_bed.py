@@ -52,23 +52,20 @@ def _send(bed: Bed, connections: int, each_bytes: int) -> None:
         assert process.wait(_TIMEOUT_S) == 0
 
 
-def test_every_flow_has_a_class_of_its_own_and_its_bytes_are_counted(name):
-    with bed_for(Spec(name, hosts=2)) as bed:
+def test_every_flow_has_a_class_of_its_own_and_one_of_host_0_is_slow(name):
+    """Bytes of each are counted."""
+    with bed_for(Spec(name, hosts=2, slow=0.25)) as bed:
         _send(bed, connections=40, each_bytes=3000)
         flows = bed.flows(0)
         assert len({flow.minor for flow in flows}) == len(flows) == 40
         assert {flow.target for flow in flows} == {("10.77.0.2", 5000)}
         assert all(3000 < flow.sent_bytes < 6000 for flow in flows)
         assert {flow.target for flow in bed.flows(1)} == {flow.source for flow in flows}
-
-
-def test_one_flow_of_host_0_is_slow(name):
-    with bed_for(Spec(name, hosts=2, slow=0.25)) as bed:
+        bed.reset()
+        assert bed.flows(0) == []
         _send(bed, connections=3, each_bytes=2 * program.DATA_BYTES)
         slow = [flow.minor == program.SLOW_MINOR for flow in bed.flows(0)]
         assert slow.count(True) == 1
-        bed.reset()
-        assert bed.flows(0) == []
 
 
 def _packet(source_port: int, kind: int = 6) -> bytes:
@@ -138,6 +135,8 @@ def test_a_failing_rank_is_the_result(name):
     with bed_for(Spec(name, hosts=2)) as bed:
         command = ["sh", "-c", "test $AIACC_RANK = 1 && exit 7; sleep 60"]
         assert launch.run(bed, "explicit", 1, command, timeout_s=_TIMEOUT_S) == 7
+        with pytest.raises(BedError, match="has a bridge"):  # which has no path to change
+            bed.set_path(loss=1)
 
 
 def test_what_a_killed_run_leaves_goes_with_the_next(name):
@@ -198,11 +197,6 @@ def test_what_is_lost_or_overtaken_arrives_right_in_the_end(name, tmp_path, monk
     # Segments are counted and lost, however many of them travel in one large frame.
     assert count.carried > 2 * 3 * (4 << 20) / bed.spec.mtu
     assert 0 < count.lost < count.carried / 50
-
-
-def test_a_bridge_has_no_path_to_change(name):
-    with bed_for(Spec(name, hosts=1)) as bed, pytest.raises(BedError, match="has a bridge"):
-        bed.set_path(loss=1)
 
 
 def test_a_run_of_the_faults(name):

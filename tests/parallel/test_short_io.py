@@ -4,8 +4,6 @@ import ctypes
 import os
 import shutil
 import signal
-import socket
-import threading
 
 import numpy as np
 import pytest
@@ -14,65 +12,16 @@ import aiacc
 import aiacc.array as hvd
 from bench.network import native
 from tests.support.needed import needs
-from tests.support.programs import ROOT, run_python
 from tests.support.ranks import run_ranks
 from tests.support.sizes import TWO_AND_THREE
 
 _needed = needs("" if shutil.which("cc") else "no cc on PATH")
-
-_BYTES = 300_000
 
 
 def _cut_calls() -> int:
     calls = ctypes.CDLL(None).short_io_calls
     calls.restype = ctypes.c_long
     return calls()
-
-
-def _talk_to_itself():
-    """Plain sockets, blocking: everything arrives, in pieces."""
-    server = socket.create_server(("127.0.0.1", 0))
-    one = socket.create_connection(server.getsockname())
-    other, _ = server.accept()
-    sizes = []
-
-    def send():
-        data = bytes(range(250)) * (_BYTES // 250)
-        while data:
-            sent = one.send(data[:1000])
-            sizes.append(sent)
-            data = data[sent:]
-
-    sender = threading.Thread(target=send)
-    sender.start()
-    got = b""
-    while len(got) < _BYTES:
-        got += other.recv(_BYTES)
-    sender.join()
-    assert got == bytes(range(250)) * (_BYTES // 250)
-    assert len(sizes) > 1.5 * _BYTES / 1000
-    assert min(sizes) <= 16
-    one.setblocking(False)
-    refusals = 0
-    for _ in range(2000):
-        try:
-            one.send(b"x")
-            other.recv(1)
-        except BlockingIOError:
-            refusals += 1
-    assert 0 < refusals < 500
-    pair = socket.socketpair()  # not TCP: as ever
-    assert all(pair[0].send(b"x" * 1000) == 1000 == len(pair[1].recv(1000)) for _ in range(100))
-    assert _cut_calls() > refusals
-
-
-def test_the_library_cuts_calls_on_tcp_sockets_only():
-    done = run_python(
-        "from tests.parallel import test_short_io as here; here._talk_to_itself()",
-        LD_PRELOAD=str(native.short_io()),
-        PYTHONPATH=str(ROOT),
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def _reduce_and_leave(engine):

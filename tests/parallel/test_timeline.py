@@ -11,6 +11,7 @@ import torch
 
 import aiacc.torch as hvd
 from aiacc.run.main import main
+from tests.support.learning.training import Together, distributed, train
 from tests.support.ranks import run_ranks
 
 
@@ -29,13 +30,8 @@ def _train(steps):
     assert locale.localeconv()["decimal_point"] == ","
     hvd.init()
     model = torch.nn.Linear(3, 2)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
-    )
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.ones(4, 3)).sum().backward()
-        optimizer.step()
+    optimizer = distributed(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    train(Together(model, optimizer, lambda *_: model(torch.ones(4, 3)).sum()), range(steps))
     hvd.shutdown()
 
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from aiacc import _core, mpi_library
-from aiacc.bootstrap.providers import pmix_client
+from aiacc.bootstrap.providers import pmix, pmix_client
 from aiacc.config import launcher_environment
-from tests.parallel.launch.helpers import exchange, loaded_mpi, pipes, run_under_mpirun
+from tests.parallel.launch.helpers import PATIENT_S, exchange, loaded_mpi, pipes, run_under_mpirun
 from tests.support import footprint
 from tests.support.jobs import on_ranks
-from tests.support.ranks import mpirun, run_ranks
+from tests.support.ranks import mpirun
 
 pytestmark = pytest.mark.mpi
 #: Begins every program here.
@@ -47,33 +48,6 @@ def test_mpich_may_be_initialised_before_or_after(order):
             assert (rank, size) == (environment.rank, environment.size)
 
 
-def with_openmpi(order, slow_client=""):
-    """The same with Open MPI's; with a path, rank 1 has a client there that ends late."""
-    if slow_client and launcher_environment().mpi.rank == 1:
-        folder = str(Path(pmix_client.__file__).parent)
-        Path(slow_client).write_text(SLOW_CLIENT.format(folder=folder))
-        pmix_client.__file__ = slow_client
-    library = None
-    for step in order.split():
-        if step == "exchange":
-            assert exchange(3, 2) == "pmix"
-        elif step == "init":
-            library = loaded_mpi("openmpi")
-            assert library.MPI_Init(None, None) == 0
-        else:
-            library.MPI_Finalize()
-    before = sorted(footprint.descriptors().values())
-    exchange(1, 1)
-    assert sorted(footprint.descriptors().values()) == before
-
-
-@pytest.mark.parametrize(
-    "order", ["exchange", "exchange init exchange finalize", "init exchange finalize exchange"]
-)
-def test_openmpi_may_be_initialised_before_or_after(order):
-    run_ranks(3, with_openmpi, order, launcher="openmpi")
-
-
 #: A client that gives its connection up late.
 SLOW_CLIENT = """
 import sys, threading
@@ -88,34 +62,51 @@ pmix_client.main()
 """
 
 
-def test_openmpi_waits_until_the_connections_of_an_exchange_are_closed(tmp_path):
-    client = str(tmp_path / "client.py")
-    run_ranks(3, with_openmpi, "exchange init exchange finalize", client, launcher="openmpi")
-
-
-#: Rank 1 stores its entry when rank 0 has passed the fence and asked for it.
-LATE = (
-    IMPORTS
-    + """
-from aiacc.bootstrap.providers import pmix, pmix_client
-rank = launcher_environment().mpi.rank
-put = pmix_client.PmixClient._put
-def late(self, *arguments):
-    if rank == 1:
-        threading.Event().wait(1.0)  # rank 0 does nothing that would tell
-    put(self, *arguments)
-pmix_client.PmixClient._put = late
-pmix_client.PmixClient._fence = lambda self, deadline: True
-request = pmix_client.Request(list(pmix._candidates()), _core.__file__, "key", 2, PATIENT_S)
-answer, values = pmix_client.exchange_once(request, b"%d" % rank)
-assert (answer.error, answer.ranks, values) == ("", [0, 1], b"01"), answer
-"""
+@pytest.mark.parametrize(
+    ("order", "slow"),
+    [
+        ("exchange", False),
+        ("exchange init exchange finalize", False),
+        ("init exchange finalize exchange", False),
+        ("exchange init exchange finalize", True),
+    ],
 )
+@on_ranks(3, starts=False, launcher="openmpi")
+def test_openmpi_may_be_initialised_before_or_after(tmp_path, order, slow):
+    """It waits until the connections of an exchange are closed, also of a client that ends late."""
+    if slow and launcher_environment().mpi.rank == 1:
+        client = tmp_path / "client.py"
+        client.write_text(SLOW_CLIENT.format(folder=str(Path(pmix_client.__file__).parent)))
+        pmix_client.__file__ = str(client)
+    library = None
+    for step in order.split():
+        if step == "exchange":
+            assert exchange(3, 2) == "pmix"
+        elif step == "init":
+            library = loaded_mpi("openmpi")
+            assert library.MPI_Init(None, None) == 0
+        else:
+            library.MPI_Finalize()
+    before = sorted(footprint.descriptors().values())
+    exchange(1, 1)
+    assert sorted(footprint.descriptors().values()) == before
 
 
+@on_ranks(2, starts=False, launcher="openmpi")
 def test_openmpi_waits_for_an_entry_that_is_late():
-    status, output = run_under_mpirun(sys.executable, "-c", LATE, flavour="openmpi")
-    assert status == 0, output
+    """Rank 1 stores its entry when rank 0 has passed the fence and asked for it."""
+    rank, put = launcher_environment().mpi.rank, pmix_client.PmixClient._put
+
+    def late(self, *arguments):
+        if rank == 1:
+            threading.Event().wait(1.0)  # rank 0 does nothing that would tell
+        put(self, *arguments)
+
+    pmix_client.PmixClient._put = late
+    pmix_client.PmixClient._fence = lambda self, deadline: True
+    request = pmix_client.Request(list(pmix._candidates()), _core.__file__, "key", 2, PATIENT_S)
+    answer, values = pmix_client.exchange_once(request, b"%d" % rank)
+    assert (answer.error, answer.ranks, values) == ("", [0, 1], b"01"), answer
 
 
 #: Rank 1 gives up an exchange, and its Python is over when rank 0 ends and so completes the fence.
