@@ -34,8 +34,6 @@ from tests.support.learning.training import (
 )
 from tests.support.ranks import run_ranks
 
-_ADAM = Recipe(net, adam, loss)
-
 
 def _elements(state):
     return sum(v.numel() for e in state.values() for v in e.values() if isinstance(v, torch.Tensor))

@@ -252,23 +252,6 @@ def test_writes_after_steps(write):
     compare_late(written, NET)
 
 
-def _average(copies, model):
-    with torch.no_grad():
-        torch._foreach_lerp_(copies, list(model.parameters()), 0.25)
-
-
-@on_ranks(2)
-def test_averages_of_weights():
-    def averaged(training):
-        average = _copied(training.model.parameters())
-        for batch in range(5):
-            train(training, [batch])
-            _average(average, training.model)
-        return average
-
-    compare_late(averaged, NET)
-
-
 def _copied(tensors):
     return [tensor.detach().clone() for tensor in tensors]
 
@@ -282,7 +265,8 @@ def test_hooks_after_the_step_use_whole_parameters():
             with torch.no_grad():
                 for parameter in training.model.parameters():
                     parameter.mul_(1 / max(1.0, float(parameter.norm())))
-            _average(list(average.parameters()), training.model)
+                lists = [*average.parameters()], [*training.model.parameters()]
+                torch._foreach_lerp_(*lists, 0.25)
 
         training.optimizer.register_step_post_hook(stepped)
         train(training, range(5))
@@ -309,6 +293,9 @@ _COPIES = {
     "parameter": lambda model: copy.deepcopy(model[2].weight),
     "shallow": lambda model: copy.copy(model[0].weight),
     "numpy": lambda model: model[0].weight.detach().numpy().copy(),
+    "averages": lambda model: torch.no_grad()(torch._foreach_lerp)(
+        [torch.ones(p.shape) for p in model.parameters()], [*model.parameters()], 0.25
+    ),
     "text": lambda model: list(repr(model[0].weight).encode()),
 }
 

@@ -12,19 +12,18 @@ import aiacc.tensorflow as hvd
 import aiacc.tensorflow.keras as hvd_keras
 from aiacc import optim
 from aiacc.keras.lars import LARS
-from tests.support.learning.keras_training import RANKS, in_tensorflow
-
-BATCH = 4
+from tests.support.learning.keras_training import (
+    WORDS,
+    alone,
+    check_equal,
+    check_learned,
+    fitted,
+    in_tensorflow,
+)
 
 
 def _numbers(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def _model():
-    keras.utils.set_random_seed(1)
-    layers = [keras.layers.Embedding(7, 3), keras.layers.Flatten(), keras.layers.Dense(2)]
-    return keras.Sequential([keras.Input((5,), dtype="int32"), *layers])
 
 
 def _equal_to_torch():
@@ -67,32 +66,15 @@ def _equal_to_torch():
 def test_lars(tmp_path):
     if hvd.rank() == 0:
         _equal_to_torch()
-    random = np.random.default_rng(1)
-    inputs = random.integers(0, 7, (4 * RANKS * BATCH, 5)).astype(np.int32)
-    targets = random.normal(size=(len(inputs), 2)).astype(np.float32)
-
-    def part(values):
-        return values.reshape(-1, RANKS, BATCH, values.shape[-1])[:, hvd.rank()].reshape(
-            -1, values.shape[-1]
-        )
 
     def make():
         return LARS(20.0, weight_decay=0.01, nesterov=True, exclude=("*embed*",))
 
-    found = []
-    for mine in (False, True):
-        model = _model()
-        model.compile(hvd.DistributedOptimizer(make()) if mine else make(), "mse")
-        data = map(part, (inputs, targets)) if mine else (inputs, targets)
-        size = BATCH if mine else RANKS * BATCH
-        model.fit(*data, batch_size=size, shuffle=False, verbose=0)
-        found.append(model.get_weights())
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    model = fitted(WORDS, hvd.DistributedOptimizer(make()))
+    check_learned(model, alone(WORDS, make()), rtol=1e-4, atol=1e-5)
     path = f"{tmp_path}/{hvd.rank()}.keras"
     model.save(path)
     loaded = hvd_keras.load_model(path, custom_optimizers=[LARS]).optimizer
     assert isinstance(loaded, LARS)
     assert {**loaded.get_config(), "name": ""} == {**model.optimizer.get_config(), "name": ""}
-    for one, other in zip(loaded.variables, model.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    check_equal(loaded.variables, model.optimizer.variables)

@@ -115,12 +115,13 @@ def test_what_needs_a_graph_is_refused():
 
 def test_optimizers_that_do_not_fit_are_refused():
     plain = v1.train.GradientDescentOptimizer(0.1)
-    with pytest.raises(ValueError, match=r"backward_passes_per_step=0 .*expected 1 or more"):
-        hvd.DistributedOptimizer(plain, backward_passes_per_step=0)
-    with pytest.raises(ValueError, match="gradient_predivide_factor"):
-        hvd.DistributedOptimizer(plain, op=hvd.Sum, gradient_predivide_factor=2.0)
-    with pytest.raises(ValueError, match="wrap it once"):
-        hvd.DistributedOptimizer(hvd.DistributedOptimizer(plain))
+    for optimizer, options, text in (
+        (plain, {"backward_passes_per_step": 0}, r"_per_step=0 .*expected 1 or more"),
+        (plain, {"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "gradient_predivide_factor"),
+        (hvd.DistributedOptimizer(plain), {}, "wrap it once"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(optimizer, **options)
 
 
 @in_tensorflow
