@@ -1,7 +1,5 @@
 """What `aiacc.capabilities` answers before, in and after a job of one rank."""
 
-from __future__ import annotations
-
 import pytest
 
 import aiacc

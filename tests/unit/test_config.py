@@ -1,7 +1,5 @@
 """Variables: of launchers, of this process, and those without effect."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from pathlib import Path

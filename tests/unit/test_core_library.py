@@ -1,7 +1,5 @@
 """libaiacc_core.so: one core for all front-ends of a process."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 Read from what nvcc has left in the build folder (cmake/cuda.cmake).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What aiacc.array takes for arrays on a CUDA device, by their interfaces; nothing is submitted."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The number of lanes that a job settles on, from made-up durations of its steps."""
 
-from __future__ import annotations
-
 import pytest
 
 from aiacc.autotune.lane_search import TOLERANCE, LaneSearch, candidates, choose

@@ -1,7 +1,5 @@
 """Which MPIs the build finds, where the library is looked for, and what is said without one."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What is pure of the virtual network and its random faults; tests/parallel puts beds up."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

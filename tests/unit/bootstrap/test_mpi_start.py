@@ -1,7 +1,5 @@
 """How the ranks of a job meet in MPI, what they are told if they cannot, and how PMIx ends."""
 
-from __future__ import annotations
-
 import contextlib
 import select
 import socket

@@ -1,7 +1,5 @@
 """Processes of this host: which is rank 0, who else was told an address, and how they end."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """Which provider a process gets from what it was told, and what a task of Slurm's makes of it."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

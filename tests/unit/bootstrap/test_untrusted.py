@@ -1,7 +1,5 @@
 """What others send at start-up is read, or refused with the one error that the caller expects."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

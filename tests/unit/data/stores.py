@@ -1,7 +1,5 @@
 """The two tiers of the store as one kind of thing, other processes, and what goes wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

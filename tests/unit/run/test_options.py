@@ -1,7 +1,5 @@
 """The command line of `aiaccrun`: what horovodrun accepts is accepted."""
 
-from __future__ import annotations
-
 import os
 import sys
 from unittest.mock import Mock

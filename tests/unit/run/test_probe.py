@@ -1,7 +1,5 @@
 """What `aiaccrun --netcheck` and `aiacc-plan probe` make of their measurements."""
 
-from __future__ import annotations
-
 import json
 import sys
 
