@@ -27,7 +27,13 @@ def job_of_one():
 
 @pytest.mark.parametrize(
     ("launcher", "size"),
-    [("python", 1), ("aiaccrun", 2), ("mpirun", 2), ("openmpi", 2), ("torchrun", 2)],
+    [
+        ("aiaccrun", 2),
+        ("mpirun", 2),
+        ("torchrun", 2),
+        pytest.param("openmpi", 2, marks=pytest.mark.nightly),
+        pytest.param("python", 1, marks=pytest.mark.nightly),
+    ],
 )
 def test_under_every_launcher(launcher, size):
     # All of it once, the start elsewhere.

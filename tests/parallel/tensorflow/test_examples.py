@@ -19,13 +19,18 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-@pytest.mark.parametrize("launcher", ["aiaccrun", "mpirun"])
+@pytest.mark.parametrize(
+    ("launcher", "example"),
+    [
+        ("aiaccrun", "keras_digits.py"),
+        ("mpirun", "tf_custom_loop.py"),
+        pytest.param("aiaccrun", "tf_custom_loop.py", marks=pytest.mark.nightly),
+        pytest.param("mpirun", "keras_digits.py", marks=pytest.mark.nightly),
+    ],
+)
 def test_two_ranks_learn_digits(launcher, example):
     said, epochs, least = EXAMPLES[example]
     options = ["--verbose", "2"] if example == "keras_digits.py" else []
-    if launcher != "aiaccrun":  # all of it once, the start elsewhere
-        options, epochs, least = [*options, "--epochs", "1"], 1, 0
     ended = run_example(launcher, 2, example, *options)
     found = re.findall(r"test accuracy ([\d.]+)% on 2 rank\(s\)", ended.stdout)
     assert len(found) == 1
