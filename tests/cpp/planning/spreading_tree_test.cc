@@ -1,6 +1,5 @@
 #include "csrc/planning/spreading_tree.h"
 
-#include <algorithm>
 #include <vector>
 
 #include <gtest/gtest.h>

@@ -6,8 +6,6 @@
 
 #include <cstring>
 #include <functional>
-#include <memory>
-#include <set>
 #include <string>
 #include <thread>
 #include <utility>

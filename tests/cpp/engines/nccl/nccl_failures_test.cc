@@ -1,8 +1,6 @@
 #include <chrono>
-#include <memory>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include <gtest/gtest.h>
 

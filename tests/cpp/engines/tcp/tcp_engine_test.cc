@@ -37,15 +37,6 @@ void reduce_floats(Engine& engine, int lane, std::size_t count) {
   engine.all_reduce(lane, data.data(), data.data(), count, kSum);
 }
 
-/// The engines of all ranks, connected, for one thread.
-std::vector<std::unique_ptr<Engine>> engines_of(TcpWorld& world) {
-  std::vector<std::unique_ptr<Engine>> engines(static_cast<std::size_t>(world.size()));
-  run_as_ranks(world.size(), [&](int rank) {
-    engines[static_cast<std::size_t>(rank)] = connect(world, tcp_ranks(world.size()), rank);
-  });
-  return engines;
-}
-
 /// What the first all-to-all waits for when a rank is late for it, by longer than ranks wait for
 /// each other to come up.
 TEST(FirstAllToAllTest, ARankThatIsBusyIsWaitedFor) {
@@ -285,7 +276,10 @@ TEST(TcpOrderTest, RanksThatDisagreeGetAnErrorInsteadOfGarbage) {
 /// Both ranks start all of them in one thread: what a call waited for would never come.
 TEST(TcpPiecesTest, AllAreUnderWayBeforeOneIsWaitedFor) {
   TcpWorld world(2);
-  const auto engines = engines_of(world);
+  std::array<std::unique_ptr<Engine>, 2> engines;
+  run_as_ranks(2, [&](int rank) {
+    engines[static_cast<std::size_t>(rank)] = connect(world, tcp_ranks(2), rank);
+  });
   constexpr std::size_t kCount = 1'000'000;
   std::array<std::array<std::vector<float>, Engine::kTickets>, 2> pieces;
   for (std::size_t rank = 0; rank < 2; ++rank) {

@@ -4,7 +4,6 @@
 #include <sys/socket.h>
 
 #include <chrono>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
