@@ -5,6 +5,7 @@ import json
 import pytest
 
 from aiacc.planning.trace import Tensor, Trace
+from aiacc.run.main import main as aiaccrun
 from aiacc.run.plan import main
 
 
@@ -59,3 +60,9 @@ class Command:
 @pytest.fixture
 def plan(capsys, tmp_path):
     return Command(capsys, tmp_path)
+
+
+@pytest.fixture
+def launch(capfd):
+    """Calls ``aiaccrun``: exit status, standard output and standard error."""
+    return lambda *words: (aiaccrun([str(word) for word in words]), *capfd.readouterr())

@@ -54,10 +54,8 @@ def test_hosts_are_aligned_by_the_time_of_day(timelines, times):
 
 
 def test_the_command_writes_one_trace_with_a_process_per_rank(tmp_path, capsys):
-    files = [
-        written(tmp_path / f"t{rank}.json", timeline(rank, 0, "boot", 10 * rank))
-        for rank in (2, 0, 1)
-    ]
+    at = {rank: timeline(rank, 0, "boot", 10 * rank) for rank in (2, 0, 1)}
+    files = [written(tmp_path / f"t{rank}.json", events) for rank, events in at.items()]
     target = tmp_path / "all.json"
     assert main(["--merge-timelines", str(target), *map(str, files)]) == 0
     merged = json.loads(target.read_text())

@@ -62,28 +62,26 @@ def test_options_become_settings():
     }
 
 
-def test_ignored_options_are_named_once(capfd):
+def test_ignored_options_are_named_once(launch):
     given = ["--tcp", "--cycle-time-ms", "3", "-prefix-timestamp", "--no-autotune"]
-    assert main(["-np", "1", "--dry-run", *given, "true"]) == 0
-    said = capfd.readouterr().err
+    status, _, said = launch("-np", 1, "--dry-run", *given, "true")
     start = "aiaccrun: ignored: --tcp (use --engine tcp); --cycle-time-ms (there is no cycle); "
-    assert said.startswith(f"{start}-prefix-timestamp (")
+    assert (status, said.startswith(f"{start}-prefix-timestamp (")) == (0, True)
     assert "; --no-autotune (" in said
     assert all(reason for _, _, reason in IGNORED)
-    assert main(["-np", "1", "--dry-run", "true"]) == 0
-    assert capfd.readouterr().err == ""
+    assert launch("-np", 1, "--dry-run", "true")[::2] == (0, "")
 
 
-def test_dry_run_shows_ranks_and_variables(capfd, monkeypatch):
+def test_dry_run_shows_ranks_and_variables(launch, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert main(["--np", "2", "--lanes", "3", "--dry-run", "true", "a b"]) == 0
-    lines = capfd.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["rank 0", "rank 1"]
-    assert "AIACC_RANK=1 AIACC_SIZE=2" in lines[1]
-    assert "AIACC_LANES=3" in lines[1]
-    assert lines[1].endswith("true 'a b'")
-    assert main(["-np", "2", "--lanes", "3", "--torchrun", "--dry-run", "true"]) == 0
-    assert capfd.readouterr().out.startswith("AIACC_LANES=3 ")
+    status, out, _ = launch("--np", 2, "--lanes", 3, "--dry-run", "true", "a b")
+    zero, one = out.splitlines()
+    assert (status, zero.partition(":")[0], one.partition(":")[0]) == (0, "rank 0", "rank 1")
+    assert "AIACC_RANK=1 AIACC_SIZE=2" in one
+    assert "AIACC_LANES=3" in one
+    assert one.endswith("true 'a b'")
+    status, out, _ = launch("-np", 2, "--lanes", 3, "--torchrun", "--dry-run", "true")
+    assert (status, out.startswith("AIACC_LANES=3 ")) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -136,80 +134,67 @@ def test_wrong_use_is_explained(arguments, text, capfd):
         ("AIACC_CROSS_RANK", "1", "0"),
     ],
 )
-def test_variables_that_contradict_the_launch(capfd, monkeypatch, variable, value, expected):
+def test_variables_that_contradict_the_launch(launch, monkeypatch, variable, value, expected):
     monkeypatch.setenv(variable, value)
-    assert main(["-np", "2", "true"]) == 2
-    said = capfd.readouterr().err
+    status, _, said = launch("-np", 2, "true")
     name = variable.replace("HOROVOD", "AIACC")
     assert said.startswith(f"aiaccrun: {name}={value}, but -np 2 makes it {expected} (expected ")
     assert f"unset {name}" in said
-    assert said.count("\n") == 1
+    assert (status, said.count("\n")) == (2, 1)
 
 
-def test_variables_that_agree_with_the_launch_are_fine_and_others_replaced(capfd, monkeypatch):
+def test_variables_that_agree_with_the_launch_are_fine_and_others_replaced(launch, monkeypatch):
     monkeypatch.setenv("AIACC_SIZE", "1")
     monkeypatch.setenv("AIACC_RANK", "0")
-    assert main(["-np", "1", "true"]) == 0
-    assert capfd.readouterr().err == ""
+    assert launch("-np", 1, "true") == (0, "", "")
     for name in ("AIACC_ADDR", "AIACC_TOKEN", "AIACC_RENDEZVOUS_FILE"):
         monkeypatch.setenv(name, "x")
-    assert main(["-np", "1", "true"]) == 0
-    assert capfd.readouterr().err == (
-        "aiaccrun: ignored: AIACC_ADDR, AIACC_TOKEN, AIACC_RENDEZVOUS_FILE of the environment "
-        "(aiaccrun sets its own)\n"
-    )
+    said = "aiaccrun: ignored: AIACC_ADDR, AIACC_TOKEN, AIACC_RENDEZVOUS_FILE of the environment "
+    assert launch("-np", 1, "true") == (0, "", said + "(aiaccrun sets its own)\n")
 
 
 @pytest.mark.parametrize("given", ["option", "AIACC_TIMELINE", "HOROVOD_TIMELINE"])
 @pytest.mark.parametrize("launcher", [[], ["--torchrun"], ["--dry-run"]])
-def test_a_timeline_needs_a_folder(given, launcher, tmp_path, capfd, monkeypatch):
+def test_a_timeline_needs_a_folder(given, launcher, tmp_path, launch, monkeypatch):
     file = str(tmp_path / "none" / "t.json")
     options = ["--timeline-filename", file] if given == "option" else []
     if not options:
         monkeypatch.setenv(given, file)
-    assert main(["-np", "2", *launcher, *options, "true"]) == 2
-    said = capfd.readouterr().err
+    status, _, said = launch("-np", 2, *launcher, *options, "true")
     assert said.startswith(f"aiaccrun: timeline {file}: ")
-    assert said.count("\n") == 1
+    assert (status, said.count("\n")) == (2, 1)
     (tmp_path / "none").mkdir()
-    assert main(["-np", "2", "--dry-run", *options, "true"]) == 0
+    assert launch("-np", 2, "--dry-run", *options, "true")[0] == 0
 
 
-def test_a_profile_is_where_the_launcher_was_started(tmp_path, capfd, monkeypatch):
+def test_a_profile_is_where_the_launcher_was_started(tmp_path, launch, monkeypatch):
     monkeypatch.chdir(tmp_path)
     find = "import os; os.chdir('/'); print(os.environ['AIACC_PROFILE'])"
-    assert main(["-np", "1", "--profile", "model.json", sys.executable, "-c", find]) == 0
-    assert capfd.readouterr().out == f"{tmp_path / 'model.json'}\n"
+    status, out, _ = launch("-np", 1, "--profile", "model.json", sys.executable, "-c", find)
+    assert (status, out) == (0, f"{tmp_path / 'model.json'}\n")
 
 
-def test_an_interrupt_before_the_start_is_no_traceback(capfd, monkeypatch):
+def test_an_interrupt_before_the_start_is_no_traceback(launch, monkeypatch):
     interrupt = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("aiacc.run.main.resolve_command", interrupt)
-    assert main(["-np", "2", "true"]) == 130
-    assert capfd.readouterr().err == ""
+    assert launch("-np", 2, "true") == (130, "", "")
 
 
-def test_output_goes_to_files(tmp_path, capfd):
+def test_output_goes_to_files(tmp_path, launch):
     program = (
         "import os, sys; print(os.environ['AIACC_RANK'], len(os.environ['AIACC_TOKEN'])); "
         "print('bad', file=sys.stderr)"
     )
-    folder = tmp_path / "out"
-    given = ["-np", "2", "--tag-output", "--output-filename", str(folder)]
-    assert main([*given, sys.executable, "-c", program]) == 0
-    assert capfd.readouterr().out == ""
+    given = ["-np", 2, "--tag-output", "--output-filename", tmp_path]
+    assert launch(*given, sys.executable, "-c", program)[:2] == (0, "")
     for rank in range(2):
-        assert (folder / f"rank.{rank}" / "stdout").read_text() == f"{rank} 32\n"
-        assert (folder / f"rank.{rank}" / "stderr").read_text() == "bad\n"
+        assert (tmp_path / f"rank.{rank}" / "stdout").read_text() == f"{rank} 32\n"
+        assert (tmp_path / f"rank.{rank}" / "stderr").read_text() == "bad\n"
 
 
-def test_as_horovod_tells_places_and_paths(tmp_path, monkeypatch):
+def test_as_horovod_tells_places_and_paths(launch, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/theirs")
     program = "import os; print(os.environ['PYTHONPATH'], os.environ.get('HOROVOD_SIZE'))"
-    for flag, expected in (
-        (["--as-horovod"], f"{SITE}{os.pathsep}/theirs 1\n"),
-        ([], "/theirs None\n"),
-    ):
-        arguments = ["-np", "1", *flag, "--output-filename", str(tmp_path)]
-        assert main([*arguments, sys.executable, "-c", program]) == 0
-        assert (tmp_path / "rank.0" / "stdout").read_text() == expected
+    command = ("-np", 1, sys.executable, "-c", program)
+    assert launch("--as-horovod", *command)[:2] == (0, f"{SITE}{os.pathsep}/theirs 1\n")
+    assert launch(*command)[:2] == (0, "/theirs None\n")
