@@ -52,7 +52,7 @@ def test_any_choice_is_predicted_to_save_the_margin(seed):
     assert choice.chosen.seconds == expected
 
 
-def test_a_line_says_what_was_chosen():
+def test_a_line_says_what_was_chosen_and_for_how_many_buckets():
     assert choose(32 * MIB, GIGABIT, SPEEDS, ALL).text == (
         "32 MiB on 8 x 1 ranks: mstopk (two_level) 65.1 ms, predicted "
         "(next: bf16 241 ms; others have to save 20% of dense)"
@@ -61,6 +61,23 @@ def test_a_line_says_what_was_chosen():
         "32 MiB on 8 x 1 ranks: none 1.17 ms, predicted (next: int8"
     )
     assert choose(MIB, cluster(8), {}, ()).text.endswith("none 1.47 ms, predicted")
+    where, sizes = cluster(8, gbit=1, alpha=1e-3), (32 * MIB, 16384, 20 * MIB)
+    found = choose_each(sizes, where, SPEEDS, ALL[:2])
+    assert [str(one.codec) for one in found.chosen] == ["int8", "bf16", "int8"]
+    none, bf16 = (
+        sum(predict(one, size, where, SPEEDS["bf16"]).seconds for size in sizes)
+        for one in (NONE, BF16)
+    )
+    assert found.text == (
+        "int8 for 2 buckets of 52 MiB, bf16 for 1 bucket of 0.0625 MiB on 8 x 1 ranks, "
+        f"predicted {found.seconds * 1e3:.3g} ms (all alike: none {none * 1e3:.3g} ms, "
+        f"bf16 {bf16 * 1e3:.3g} ms)"
+    )
+    assert choose_each([], where, SPEEDS).text == (
+        "no bucket on 8 x 1 ranks, predicted 0 ms (all alike: none 0 ms, bf16 0 ms)"
+    )
+    (alone,) = choose_each([16384], where, {**SPEEDS, "bf16": Speeds(1e6, 1e6)}, ALL[:2]).chosen
+    assert alone.codec == NONE
 
 
 def test_bad_input_is_named():
@@ -84,26 +101,6 @@ def test_each_is_what_it_would_be_alone_and_never_slower_than_all_alike(seed):
     for dense in (NONE, BF16):
         alike = sum(predict(dense, size, where, SPEEDS["bf16"]).seconds for size in sizes)
         assert found.seconds <= alike * (1 + 1e-12) or dense == NONE or where.hosts == 1
-
-
-def test_a_line_says_what_for_how_many_buckets():
-    where, sizes = cluster(8, gbit=1, alpha=1e-3), (32 * MIB, 16384, 20 * MIB)
-    found = choose_each(sizes, where, SPEEDS, ALL[:2])
-    assert [str(one.codec) for one in found.chosen] == ["int8", "bf16", "int8"]
-    none, bf16 = (
-        sum(predict(one, size, where, SPEEDS["bf16"]).seconds for size in sizes)
-        for one in (NONE, BF16)
-    )
-    assert found.text == (
-        "int8 for 2 buckets of 52 MiB, bf16 for 1 bucket of 0.0625 MiB on 8 x 1 ranks, "
-        f"predicted {found.seconds * 1e3:.3g} ms (all alike: none {none * 1e3:.3g} ms, "
-        f"bf16 {bf16 * 1e3:.3g} ms)"
-    )
-    assert choose_each([], where, SPEEDS).text == (
-        "no bucket on 8 x 1 ranks, predicted 0 ms (all alike: none 0 ms, bf16 0 ms)"
-    )
-    (alone,) = choose_each([16384], where, {**SPEEDS, "bf16": Speeds(1e6, 1e6)}, ALL[:2]).chosen
-    assert alone.codec == NONE
 
 
 def test_ranks_of_a_process_set_lie_on_their_own_hosts():

@@ -154,15 +154,13 @@ def test_at_the_break_even_bandwidth_times_are_equal(text, exchange, local, alph
     assert one.seconds < other.seconds
 
 
-def test_break_even_bandwidths_at_the_ends():
+def test_break_even_bandwidths_at_the_ends_and_of_more_bytes_with_fewer_startups():
     where = cluster(4)
     none, bf16 = (predict(codec, 9, where) for codec in (NONE, BF16))
     assert break_even_bandwidths(bf16, none) == (0, math.inf)
     assert break_even_bandwidths(none, bf16) == (0, 0)
     assert break_even_bandwidths(none, none) == (0, 0)
 
-
-def test_a_codec_of_fewer_startups_and_more_bytes_pays_above_a_bandwidth():
     def both(gbit):
         where = cluster(64, gbit=gbit, alpha=1e-4)
         return predict(Sparse("topk", 0.01), ELEMENTS, where), predict(BF16, ELEMENTS, where)
@@ -178,10 +176,13 @@ PLAIN = Affine(1e-3, 1e-9)
 LEVELS = Hierarchical(Affine(1e-6, 1e-11), PLAIN, 4)
 
 
-def test_clusters_of_costs():
+def test_clusters_and_speeds_follow_from_what_was_measured():
     assert cluster_of(PLAIN, 8) == Cluster(8, 1, PLAIN)
     assert cluster_of(LEVELS, 8) == Cluster(2, 4, LEVELS.between, LEVELS.inside)
     assert cluster_of(LEVELS, 3) == Cluster(1, 3, LEVELS.between, LEVELS.inside)
+    # 1000 elements in blocks of 256: 1016 bytes. Encoded and decoded twice, half a second each way.
+    assert speeds_from(parse("int8"), 1000, 1.0) == Speeds(2 * 2 * 4000, 2 * 2 * 1016)
+    assert speeds_from(parse("mstopk"), 1000, 1.0) == Speeds(2 * 4000, 2 * 80)
 
 
 def test_flat_exchanges_are_the_sum_of_their_terms():
@@ -220,12 +221,6 @@ def test_bad_input_is_named(call, text):
         call()
 
 
-def test_speeds_count_what_a_rank_reads_each_way():
-    # 1000 elements in blocks of 256: 1016 bytes. Encoded and decoded twice, half a second each way.
-    assert speeds_from(parse("int8"), 1000, 1.0) == Speeds(2 * 2 * 4000, 2 * 2 * 1016)
-    assert speeds_from(parse("mstopk"), 1000, 1.0) == Speeds(2 * 4000, 2 * 80)
-
-
 # --- what `aiacc-plan explain --compression` prints
 
 
@@ -243,7 +238,7 @@ def rows(lines):
     }
 
 
-def test_one_rank_on_each_host():
+def test_tables_for_one_rank_and_several_on_each_host_and_for_a_single_host():
     lines = list(explain(cluster(16, gbit=8), BUCKETS))
     assert lines[:3] == [
         "16 ranks, as if each were a host; 16.00 MiB of float32 in 2 buckets, nothing hidden; "
@@ -259,9 +254,6 @@ def test_one_rank_on_each_host():
     assert found["fp8", ""] == found["int8", ""]
     # Two factors of 1024 x 4 for one bucket, of 1774 x 4 for the other: 2 x 15 / 16 x 87.4 KiB.
     assert found["powersgd:rank=4", ""][0] == "0.168"
-
-
-def test_several_ranks_on_each_host():
     lines = list(explain(cluster(4, 2, gbit=8, inside_gbit=80), BUCKETS))
     assert lines[1:3] == [
         "sparse codecs send less than none with two_level below density 0.25 (0.1 is the most)",
@@ -273,6 +265,10 @@ def test_several_ranks_on_each_host():
         assert float(found[text, "two_level"][0]) < float(found["bf16", ""][0])
     low_rank = [key for key in found if key[0] == CODECS[-1]]
     assert low_rank == [(CODECS[-1], "")], "it has one exchange, of all ranks"
+    assert list(explain(cluster(1, 8), BUCKETS[:1])) == [
+        "8 ranks on 1 host; 4.00 MiB of float32 in 1 bucket, nothing hidden; predicted",
+        "a single host sends nothing to others: no codec pays",
+    ]
 
 
 def test_what_never_pays_and_what_always_does():
@@ -282,13 +278,6 @@ def test_what_never_pays_and_what_always_does():
     # Where it is slow inside hosts, sending pairs there, too, saves more than selecting costs.
     found = rows(list(explain(cluster(2, 8, gbit=8, inside_gbit=8), BUCKETS)))
     assert found["mstopk:density=0.001", "flat"][1:][-1] == "always"
-
-
-def test_a_single_host():
-    assert list(explain(cluster(1, 8), BUCKETS[:1])) == [
-        "8 ranks on 1 host; 4.00 MiB of float32 in 1 bucket, nothing hidden; predicted",
-        "a single host sends nothing to others: no codec pays",
-    ]
 
 
 @pytest.mark.parametrize("gbit", [1e-3, 1e3])

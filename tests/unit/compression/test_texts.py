@@ -280,10 +280,20 @@ def test_patterns(include, exclude, names):
     assert {name for name in every if policy.compresses(name, SHAPE, "float32")} == names
 
 
-def test_patterns_that_match_nothing_are_known():
+def test_patterns_that_match_nothing_and_policies_that_compress_nothing_are_said():
     policy = Policy(MSTopK(), include=("block.*", "heat*"), exclude=("*.bias", "*.norm.*", "heat*"))
     assert policy.unmatched(["head.weight", "block.0.bias"]) == ["heat*", "*.norm.*"]
     assert Policy(MSTopK()).unmatched(["any"]) == []
+    small, large = ("w", (10, 10), "float32"), ("w", SHAPE, "float32")
+    for policy, gradients, why in (
+        (Policy(MSTopK()), [small], "compresses none of 1 gradients: 1 of fewer than 16384 elem"),
+        (Policy(MSTopK()), [("w", SHAPE, "float64"), ("b", (9,), "float32")], "1 of float64, 1 of"),
+        (Policy(MSTopK(), exclude=("*",)), [large], "1 that include and exclude leave out"),
+        (Policy(PowerSGD(rank=64)), [large], "1 that powersgd:rank=64 would not make shorter"),
+    ):
+        assert why in policy.idle(gradients)
+    assert Policy(NONE).idle([small]) == Policy(MSTopK()).idle([]) == ""
+    assert Policy(MSTopK()).idle([small, large]) == ""
 
 
 def test_what_stays_dense_may_have_16_bits_if_it_is_float32():
@@ -294,7 +304,7 @@ def test_what_stays_dense_may_have_16_bits_if_it_is_float32():
     assert policy.codec_of("weight", SHAPE, "float64", 1) == NONE
 
 
-def test_density_falls_in_geometric_steps():
+def test_density_falls_in_geometric_steps_and_nothing_else_does():
     policy = Policy(MSTopK(density=1e-3), dense_steps=10, stages=4, stage_steps=5)
     codecs = [policy.codec_of("w", SHAPE, "float32", step) for step in range(40)]
     assert codecs[:10] == [NONE] * 10
@@ -302,21 +312,12 @@ def test_density_falls_in_geometric_steps():
     stages = [0.1, 0.1 * 10**-0.5, 0.01, 0.01 * 10**-0.5]
     assert densities[:20] == pytest.approx([density for density in stages for _ in range(5)])
     assert codecs[30:] == [MSTopK(density=1e-3)] * 10  # exactly: it goes by equality
-
-
-def test_the_schedule_keeps_the_other_options():
     policy = Policy(MSTopK(density=1e-3, mode="exact"), stage_steps=5)
     assert policy.codec_at(0) == MSTopK(density=0.1, mode="exact")
-
-
-def test_codecs_without_a_schedule():
     assert Policy(Quantised("int8"), stage_steps=5).codec_at(0) == Quantised("int8")
     assert Policy(Sparse("topk", 0.05)).codec_at(0) == Sparse("topk", 0.05)
     as_the_first = Policy(Sparse("topk", 0.05), first_density=0.05, stage_steps=5)
     assert as_the_first.codec_at(0) == Sparse("topk", 0.05)
-
-
-def test_steps_count_from_0():
     with pytest.raises(ValueError, match="step -1"):
         Policy(MSTopK()).codec_at(-1)
 
@@ -336,16 +337,3 @@ def test_steps_count_from_0():
 )
 def test_what_loses_much_is_kept_unless_a_user_says_otherwise(policy, keeps):
     assert policy.keeps == keeps
-
-
-def test_it_says_why_it_compresses_nothing():
-    small, large = ("w", (10, 10), "float32"), ("w", SHAPE, "float32")
-    for policy, gradients, why in (
-        (Policy(MSTopK()), [small], "compresses none of 1 gradients: 1 of fewer than 16384 elem"),
-        (Policy(MSTopK()), [("w", SHAPE, "float64"), ("b", (9,), "float32")], "1 of float64, 1 of"),
-        (Policy(MSTopK(), exclude=("*",)), [large], "1 that include and exclude leave out"),
-        (Policy(PowerSGD(rank=64)), [large], "1 that powersgd:rank=64 would not make shorter"),
-    ):
-        assert why in policy.idle(gradients)
-    assert Policy(NONE).idle([small]) == Policy(MSTopK()).idle([]) == ""
-    assert Policy(MSTopK()).idle([small, large]) == ""

@@ -18,13 +18,19 @@ def settled(times, watch=None, drift=0.0):
     return watch
 
 
-def test_visits_go_there_and_back():
+def test_visits_go_there_and_back_and_a_line_says_what_was_measured():
     watch, seen = CompressionWatch(), []
     while not watch.settled:
         seen.append(watch.current)
         watch.add(1.0)
     assert seen == ["none", "bf16", CHOSEN, CHOSEN, "bf16", "none"]
     assert watch.comparisons == 1
+    watch = CompressionWatch()
+    assert watch.describe() == "compression: comparing (measured steps: none yet)"
+    settled({"none": 1.0, "bf16": 0.9, CHOSEN: 0.8}, watch)
+    assert watch.describe() == (
+        "compression: chosen (measured steps: none 1 s, bf16 0.9 s, chosen 0.8 s)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +70,7 @@ def test_never_long_slower_than_the_better_of_the_dense_ones(seed):
             assert times[watch.current] < best * (1 + TOLERANCE)
 
 
-def test_dense_steps_that_become_faster_are_noticed():
+def test_changes_of_what_is_dense_or_chosen_and_of_the_network_are_noticed():
     watch = settled({"none": 1.0, "bf16": 0.9, CHOSEN: 0.8})
     for _ in range(AGAIN - 1):
         watch.add(0.8)
@@ -74,9 +80,6 @@ def test_dense_steps_that_become_faster_are_noticed():
     for _ in range(2 * AGAIN):
         watch.add(0.5)
     assert (watch.current, watch.comparisons) == ("none", 2)
-
-
-def test_a_choice_that_becomes_slower_is_withdrawn_at_once_and_for_good():
     watch = settled({"none": 1.0, "bf16": 0.9, CHOSEN: 0.85})
     watch.add(0.91)  # once is chance
     watch.add(0.85)
@@ -88,9 +91,6 @@ def test_a_choice_that_becomes_slower_is_withdrawn_at_once_and_for_good():
     for _ in range(50):
         watch.add(0.9 * (1 + TOLERANCE / 2))
     assert (watch.current, watch.comparisons) == ("bf16", 2)
-
-
-def test_a_network_that_changes_is_compared_anew():
     watch = settled({"none": 1.0, "bf16": 0.9, CHOSEN: 0.92})
     assert watch.current == "bf16"
     for seconds in (0.9 * (1 + 2 * TOLERANCE),) * 2:
@@ -102,22 +102,12 @@ def test_a_network_that_changes_is_compared_anew():
     assert settled({"none": 0.5, "bf16": 0.6, CHOSEN: 0.76}, watch).current == "none"
 
 
-def test_a_line_says_what_was_measured():
-    watch = CompressionWatch()
-    assert watch.describe() == "compression: comparing (measured steps: none yet)"
-    settled({"none": 1.0, "bf16": 0.9, CHOSEN: 0.8}, watch)
-    assert watch.describe() == (
-        "compression: chosen (measured steps: none 1 s, bf16 0.9 s, chosen 0.8 s)"
-    )
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
-def test_steps_that_are_no_times(seconds):
-    with pytest.raises(ValueError, match=r"a step of .* s \(expected more than 0, and finite\)"):
-        CompressionWatch().add(seconds)
-
-
-@pytest.mark.parametrize("dense", [(), ("none", CHOSEN)])
-def test_dense_codecs_that_are_none(dense):
-    with pytest.raises(ValueError, match=r"dense codecs .* \(expected names"):
-        CompressionWatch(dense)
+def test_times_and_dense_codecs_that_are_none_are_refused():
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(
+            ValueError, match=r"a step of .* s \(expected more than 0, and finite\)"
+        ):
+            CompressionWatch().add(seconds)
+    for dense in ((), ("none", CHOSEN)):
+        with pytest.raises(ValueError, match=r"dense codecs .* \(expected names"):
+            CompressionWatch(dense)

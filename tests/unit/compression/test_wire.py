@@ -39,11 +39,15 @@ def test_bytes_on_the_wire(text, elements, nbytes):
     assert parse(text).wire_bytes(elements) == nbytes
 
 
-def test_elements_that_no_codec_takes():
+def test_what_no_codec_takes_and_what_has_no_number():
     for codec in KNOWN.values():
         with pytest.raises(ValueError, match=r"-1 elements \(expected 0 or more"):
             codec.wire_bytes(-1)
     assert parse("topk").kept(2**31 - 1) == 21474837
+    wires = {name: wire_of(codec) for name, codec in KNOWN.items() if name != "powersgd"}
+    assert len(set(wires.values())) == len(wires)
+    with pytest.raises(ValueError, match=r"powersgd of an operation .*DistributedOptimizer"):
+        wire_of(PowerSGD())
 
 
 @pytest.mark.parametrize(
@@ -110,18 +114,8 @@ def test_numbers_are_those_of_the_core(text, name, number, flag):
     assert is_coded(codec) == (number > 0)
 
 
-def test_densities_of_few_digits_are_sent_as_they_are_written():
+def test_densities_are_sent_as_they_are_written_and_no_more_than_the_core_takes():
     for millionths in range(1, 100001):
         assert wire_of(MSTopK(density=millionths / 1_000_000)) // 256 == millionths
-
-
-def test_no_density_is_more_than_the_core_takes():
     (most,) = re.findall(r"kMostMillionths = ([\d']+);", CODING)
     assert wire_of(MSTopK(density=MOST_DENSITY)) // 256 == int(most.replace("'", ""))
-
-
-def test_every_codec_but_powersgd_has_a_number():
-    wires = {name: wire_of(codec) for name, codec in KNOWN.items() if name != "powersgd"}
-    assert len(set(wires.values())) == len(wires)
-    with pytest.raises(ValueError, match=r"powersgd of an operation .*DistributedOptimizer"):
-        wire_of(PowerSGD())

@@ -13,7 +13,7 @@ def record(model, inputs, backward):
             continue
 
         def after(_module, args, output, name=name):
-            seen[name] = [args[0].detach(), None]
+            seen.setdefault(name, [None, None])[0] = args[0].detach()
 
             def at_gradient(gradient):
                 seen[name][1] = gradient.detach()

@@ -44,7 +44,7 @@ def test_every_rank_gets_every_gradient_once_and_whoever_computes_has_what_that_
                 assert one.reduced_to == (() if kind == "dp" else one.inverted_by)
 
 
-def test_the_kinds_differ_in_who_inverts():
+def test_the_kinds_differ_in_who_inverts_and_spread_the_work():
     layers = random_layers(random.Random(1))
     everybody = tuple(range(4))
     for layer in distribute("replicate", layers, 4, COSTS).layers:
@@ -59,17 +59,11 @@ def test_the_kinds_differ_in_who_inverts():
         assert layer.preconditioned_by in ((0, 2), (1, 3))
         assert [sender for sender, _ in layer.sends] == [*layer.preconditioned_by]
         assert {0, 1} in [{sender, *others} for sender, others in layer.sends]
-
-
-def test_small_factors_of_spd_have_no_owner():
     layers = [Layer("large", 4000, 4000, 1, ("l",)), Layer("small", 8, 8, 1, ("s",))]
     fast = StageCosts(COSTS.inversion, Affine(1e-3, 1e-11))
     large, small = distribute("spd", layers, 2, fast).layers
     assert {large.a.owner, large.g.owner} == {0, 1}
     assert (small.a.owner, small.g.owner) == (None, None)
-
-
-def test_work_is_spread():
     """Owners of the same number of equal layers each."""
     layers = [Layer(f"layer{i}", 100, 100, 1, (f"w{i}",)) for i in range(8)]
     for kind, each in (("mpd", 4), ("dp", 4), ("kaisa:0.5", 4), ("kaisa:0.25", 4)):

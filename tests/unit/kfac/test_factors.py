@@ -72,31 +72,23 @@ class Tokens(nn.Module):
 
 
 @pytest.mark.parametrize("approx", ["expand", "reduce"])
-@pytest.mark.parametrize(("reduction", "scale"), [("mean", 1.0), ("sum", 6.0)])
-def test_linear_layers_on_sequences_as_curvlinops(approx, reduction, scale):
+def test_linear_layers_on_sequences_as_curvlinops(approx):
     torch.manual_seed(1)
-    hidden = nn.Linear(5, 6, bias=False)
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), hidden, Tokens(True), nn.Linear(6, 3))
-    inputs, targets = torch.randn(6, 7, 4).double(), torch.tensor([0, 1, 2, 1, 0, 2])
-    loss = nn.CrossEntropyLoss(reduction=reduction)
-    # Theirs is of the sum over examples, ours of the mean.
-    compare(model.double(), inputs, targets, loss, approx, theirs=scale, loss_scale=scale)
 
+    def net(*rest):
+        return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), *rest).double()
 
-@pytest.mark.parametrize("approx", ["expand", "reduce"])
-def test_a_loss_of_each_token_has_as_many_terms(approx):
-    torch.manual_seed(2)
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), Tokens(False)).double()
-    inputs, targets = torch.randn(6, 7, 4).double(), torch.randint(3, (6, 7))
-    compare(model, inputs, targets, nn.CrossEntropyLoss(), approx, loss_terms=42)
-
-
-def test_squared_errors_as_curvlinops_but_for_its_factor():
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    inputs, targets = torch.randn(6, 4).double(), torch.randn(6, 3).double()
-    # It multiplies the loss with the root of the number of outputs.
-    compare(model, inputs, targets, nn.MSELoss(), theirs=3)
+    inputs, classes = torch.randn(6, 7, 4).double(), torch.tensor([0, 1, 2, 1, 0, 2])
+    model = net(nn.Linear(5, 6, bias=False), Tokens(True), nn.Linear(6, 3))
+    for loss, scale in ((nn.CrossEntropyLoss(), 1.0), (nn.CrossEntropyLoss(reduction="sum"), 6.0)):
+        # Theirs is of the sum over examples, ours of the mean.
+        compare(model, inputs, classes, loss, approx, theirs=scale, loss_scale=scale)
+    # A loss of each token has as many terms.
+    model, classes = net(nn.Linear(5, 3), Tokens(False)), torch.randint(3, (6, 7))
+    compare(model, inputs, classes, nn.CrossEntropyLoss(), approx, loss_terms=42)
+    # Theirs multiplies squared errors with the root of the number of outputs.
+    targets = torch.randn(6, 3).double()
+    compare(net(nn.Linear(5, 3)), inputs[:, 0], targets, nn.MSELoss(), approx, theirs=3)
 
 
 @pytest.mark.parametrize("approx", ["expand", "reduce"])
@@ -174,7 +166,7 @@ def test_wide_layers_whose_products_are_computed_by_halves():
     torch.testing.assert_close(gradient_factor(alone, gradients), 3 * rows.T @ rows)
 
 
-def test_an_embedding_is_a_linear_layer_on_ones():
+def test_embeddings_are_layers_on_ones_and_one_example_needs_no_axis():
     embedding = nn.Embedding(5, 3).double()
     linear = nn.Linear(5, 3, bias=False).double()
     indices, gradients = torch.tensor([[0, 1, 1], [4, 4, 1]]), torch.randn(2, 3, 3).double()
@@ -186,9 +178,6 @@ def test_an_embedding_is_a_linear_layer_on_ones():
         gradient_factor(embedding, gradients), gradient_factor(linear, gradients)
     )
     assert factor_shapes(embedding) == ((5,), (3, 3))
-
-
-def test_one_example_without_an_axis_of_examples():
     module = nn.Linear(3, 2)
     x, g = torch.randn(3), torch.randn(2)
     torch.testing.assert_close(input_factor(module, x), input_factor(module, x[None]))
@@ -324,18 +313,7 @@ def test_sampled_targets_as_curvlinops_and_its_exact_factors(loss):
         torch.testing.assert_close(g, expected, rtol=0, atol=0.03 * float(expected.max()))
 
 
-def test_a_binary_loss():
-    outputs = torch.tensor([[-1.0], [0.5]]).double().repeat(50_000, 1).requires_grad_()
-    loss = nn.BCEWithLogitsLoss()
-    drawn = sample_targets(outputs, loss, torch.Generator().manual_seed(7))
-    (gradients,) = torch.autograd.grad(loss(outputs, drawn) * len(outputs), outputs)
-    p = outputs.detach().sigmoid()
-    torch.testing.assert_close(
-        (gradients**2).view(-1, 2).mean(0), (p * (1 - p))[:2, 0], rtol=0.02, atol=0
-    )
-
-
-def test_targets_have_the_form_that_the_loss_takes():
+def test_targets_have_the_form_that_the_loss_takes_also_of_two_classes():
     outputs = torch.randn(2, 5, 3, 4, requires_grad=True)
     drawn = sample_targets(outputs, nn.CrossEntropyLoss())
     assert drawn.shape == (2, 3, 4)
@@ -348,6 +326,14 @@ def test_targets_have_the_form_that_the_loss_takes():
         sample_targets(outputs, nn.MSELoss(), torch.Generator().manual_seed(8)) for _ in range(2)
     ]
     assert torch.equal(*same)
+    outputs = torch.tensor([[-1.0], [0.5]]).double().repeat(50_000, 1).requires_grad_()
+    loss = nn.BCEWithLogitsLoss()
+    drawn = sample_targets(outputs, loss, torch.Generator().manual_seed(7))
+    (gradients,) = torch.autograd.grad(loss(outputs, drawn) * len(outputs), outputs)
+    p = outputs.detach().sigmoid()
+    torch.testing.assert_close(
+        (gradients**2).view(-1, 2).mean(0), (p * (1 - p))[:2, 0], rtol=0.02, atol=0
+    )
 
 
 @pytest.mark.parametrize(

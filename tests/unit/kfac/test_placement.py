@@ -130,7 +130,7 @@ def test_gathered_inverses_are_cut_by_the_best_of_all_plans():
         assert found.finish_s == pytest.approx(best, rel=1e-9)
 
 
-def test_uneven_parts_take_as_long_as_the_largest_and_a_lone_sender_broadcasts():
+def test_uneven_parts_lone_senders_and_eigenvectors_take_as_long_as_they_are_large():
     network = Affine(0.0, 1.0, {ALL_GATHER: (1.0, 1.0), BROADCAST: (0.0, 3.0)})
     costs = StageCosts(Polynomial(1e-9, 0.0, 0.0), network, gathered=True, even=True)
     small, large = packed_bytes(2), packed_bytes(4)
@@ -141,9 +141,6 @@ def test_uneven_parts_take_as_long_as_the_largest_and_a_lone_sender_broadcasts()
     assert both.end_s - both.start_s == pytest.approx(1.0 + 2 * large)
     alone = stage([4, 2], (0, 0), 2, costs).sent
     assert sum(one.end_s - one.start_s for one in alone) == pytest.approx(3.0 * (small + large))
-
-
-def test_eigenvectors_take_twice_as_long_to_send_and_their_placement_counts_that():
     # Both are inverted in 40 s by everybody, or in 20 s and sent in 2 x 8.4 s, or twice that.
     network = Affine(0.0, 0.01, {BROADCAST: (0.0, 0.01)})
     whole, half = (StageCosts(Linear(), network, square=square) for square in (True, False))
@@ -187,7 +184,7 @@ def test_the_papers_placements():
     assert placement.by_dimension([2000, 1500, 1400, 1400], 2) == (0, 1, 1, 0)
 
 
-def test_tables_are_monotone_and_go_on():
+def test_tables_are_monotone_and_go_on_and_the_exponential_is_the_published():
     table = InversionTable(((10, 1.0), (20, 8.0), (40, 7.0)))
     assert table.seconds(5) == 1.0
     assert table.seconds(10) == pytest.approx(1.0)
@@ -196,9 +193,10 @@ def test_tables_are_monotone_and_go_on():
     assert table.seconds(80) == pytest.approx(64.0)
     times = table.seconds(np.arange(1, 200))
     assert (np.diff(times) >= 0).all()
+    assert PUBLISHED_EXPONENTIAL.seconds(1000) == pytest.approx(3.64e-3 * np.exp(0.477))
 
 
-def test_a_fit_finds_the_polynomial_that_made_the_samples():
+def test_a_fit_finds_the_polynomial_that_made_the_samples_and_no_negative_one():
     made = Polynomial(2e-4, 1e-9, 1e-13)
     rng = random.Random(6)
     samples = []
@@ -208,17 +206,10 @@ def test_a_fit_finds_the_polynomial_that_made_the_samples():
     found = fit(samples)
     for name in ("c0", "c2", "c3"):
         assert getattr(found, name) == pytest.approx(getattr(made, name), rel=1e-6)
-
-
-def test_no_coefficient_of_a_fit_is_negative():
     # A line through these would have a negative c0.
     found = fit([([100], 1e-3), ([200], 9e-3), ([400], 70e-3)])
     assert min(found.c0, found.c2, found.c3) >= 0
     assert found.seconds(400) == pytest.approx(70e-3, rel=0.2)
-
-
-def test_the_published_exponential():
-    assert PUBLISHED_EXPONENTIAL.seconds(1000) == pytest.approx(3.64e-3 * np.exp(0.477))
 
 
 BAD_WORK = [([], 2, "one or more"), ([3, 0], 2, r"\[3, 0\]"), ([3], 0, "0 ranks .expected >= 1")]

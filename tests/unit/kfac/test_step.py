@@ -45,7 +45,7 @@ def resnet50():
     return kfac_trace("ResNet-50", MODELS["resnet50"].parameters(), 0.132, 0.2115)
 
 
-def test_a_trace_has_every_factor_and_every_gradient():
+def test_a_trace_has_all_factors_and_gradients_a_in_the_forward_pass_and_g_behind_its_gradient():
     trace = resnet50()
     assert trace.compute_s == pytest.approx(0.132 + 0.2115)
     factors = [tensor for tensor in trace.tensors if is_factor(tensor.name)]
@@ -59,10 +59,6 @@ def test_a_trace_has_every_factor_and_every_gradient():
     assert [(t.name, t.bytes) for t in gradients] == [
         (t.name, t.bytes) for t in modelled("", MODELS["resnet50"].parameters(), 1.0).tensors
     ]
-
-
-def test_a_is_ready_in_the_forward_pass_and_g_behind_its_gradient():
-    trace = resnet50()
     ready = {tensor.name: tensor.ready_s for tensor in trace.tensors}
     for layer in layers_of(MODELS["resnet50"].parameters()):
         a, g = factor_names(layer.name)
@@ -72,11 +68,13 @@ def test_a_is_ready_in_the_forward_pass_and_g_behind_its_gradient():
     assert ready["conv1 G"] == pytest.approx(trace.compute_s)
 
 
-def test_a_network_without_layers_is_refused():
+def test_networks_without_layers_and_shares_beyond_all_are_refused():
     net = Layers()
     net.norm("norm")
     with pytest.raises(ValueError, match="net has no layer with factors"):
         kfac_trace("net", net.parameters, 1.0, 1.0)
+    with pytest.raises(ValueError, match=r"overlap 1.5 .expected 0 to 1"):
+        dataclasses.replace(COSTS, overlap=1.5)
 
 
 def everything(trace, buckets):
@@ -156,11 +154,6 @@ def test_a_share_that_hides_nothing_leaves_all_exposed(fusion):
     exposed = [step(trace, buckets, after, share).exposed_s for share in shares]
     assert exposed == sorted(exposed, reverse=True)
     assert exposed[0] > exposed[-1] >= 0
-
-
-def test_shares_are_checked():
-    with pytest.raises(ValueError, match=r"overlap 1.5 .expected 0 to 1"):
-        dataclasses.replace(COSTS, overlap=1.5)
 
 
 def test_one_rank_has_no_owners():

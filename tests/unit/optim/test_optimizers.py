@@ -140,15 +140,16 @@ def test_it_goes_on_from_a_state_of_torch(kind, other):
 
 @pytest.mark.parametrize("kind", [LARS, LAMB])
 @pytest.mark.parametrize("foreach", [None, False, True])
-def test_a_rate_of_one_element_is_one_without_dimensions(kind, foreach):
+def test_a_rate_is_a_number_or_a_tensor_of_one_element_with_dimensions_or_without(kind, foreach):
     found = []
-    for lr in (torch.tensor(0.125), torch.tensor([0.125])):
+    for lr in (torch.tensor(0.125), torch.tensor([0.125]), 0.125):
         params = [*_two(torch.float64), torch.tensor(3.0, dtype=torch.float64).requires_grad_()]
         optimizer = kind(params, lr=lr, foreach=foreach)
         for _ in range(3):
             step(optimizer, params)
         found.append([parameter.detach() for parameter in params])
-    assert all(map(torch.equal, *found))
+    assert all(map(torch.equal, *found[:2]))
+    assert_close(found[0], found[2], 1e-6)
     assert not torch.equal(found[0][0], _two(torch.float64)[0])
 
 
@@ -313,13 +314,10 @@ def test_linear_decay_with_warm_up():
 NO_GPU = 1000
 
 
-def test_the_core_wants_a_number_as_rate_of_tensors_on_the_cpu():
+def test_what_the_core_has_no_step_for_in_host_memory():
     weight = ones(2, 2)
     with pytest.raises(ValueError, match="fused=True with a tensor on cpu as lr and parameters on"):
         step(LARS([weight], lr=torch.tensor(0.1), fused=True), [weight])
-
-
-def test_lamb_has_no_step_in_host_memory():
     weight = ones(2, 2)
     optimizer = LAMB([weight], fused=True)
     said = r"fused=True with torch\.float32 on cpu .expected .* cuda"
@@ -328,7 +326,7 @@ def test_lamb_has_no_step_in_host_memory():
     assert not optimizer.state[weight]  # as if nobody had called it
 
 
-def test_a_gpu_that_is_not_there_has_no_kernels():
+def test_a_gpu_that_is_not_there_has_no_kernels_and_sums_take_16_bytes_a_tensor():
     assert _core.optim_problem(NO_GPU).startswith("[")
     numbers = ("lr", "momentum", "dampening", "weight_decay", "trust_coefficient", "eps")
     flags = dict.fromkeys(("nesterov", "larc", "adapt", "first"), False)
@@ -336,7 +334,4 @@ def test_a_gpu_that_is_not_there_has_no_kernels():
     options = _core.LarsOptions(**dict.fromkeys(numbers, 0.1), **ratios, **flags)
     with pytest.raises((ValueError, aiacc.EngineError)):
         _core.lars_step_on_gpu([], options, device=NO_GPU, stream=0, lr=0, workspace=0)
-
-
-def test_memory_for_sums_grows_by_16_bytes_a_tensor():
     assert _core.optim_workspace_bytes(7) - _core.optim_workspace_bytes(0) == 7 * 16

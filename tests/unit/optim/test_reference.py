@@ -187,15 +187,6 @@ def test_maximize_goes_the_other_way(kind, way):
     assert not torch.equal(up[1], parameters()[1])
 
 
-@pytest.mark.parametrize(("kind", "way"), [*BY_LISTS, (LARS, {})], ids=str)
-def test_a_tensor_is_a_learning_rate(kind, way):
-    number, tensor = (
-        train(lambda params, lr=lr: kind(params, lr=lr, weight_decay=0.1, **way))
-        for lr in (0.25, torch.tensor(0.25))
-    )
-    assert_close(tensor, number, 1e-6)
-
-
 @pytest.mark.parametrize(
     ("kind", "way", "dtype", "gradient", "options", "result"),
     [

@@ -22,15 +22,12 @@ from aiacc.planning.fit import fit_affine
 MIB = 1 << 20
 
 
-def test_affine():
+def test_affine_costs_of_one_or_two_at_a_time():
     cost = Affine(1.0, 0.5, of={ALL_GATHER: (0.1, 0.2)})
     assert cost.time(ALL_REDUCE, 10) == 6.0
     assert cost.time(REDUCE_SCATTER, 10) == 3.0
     assert cost.time(ALL_GATHER, 10) == pytest.approx(2.1)
     assert cost.time(ALL_REDUCE, np.array([0, 2])).tolist() == [1.0, 2.0]
-
-
-def test_two_at_a_time_cost_half_as_much_again():
     cost = Affine(1.0, 2.0, contention=Contention(4 / 3))
     assert [cost.time(ALL_REDUCE, 3, lanes) for lanes in (1, 2, 4)] == [7.0, 10.0, 19.0]
 
@@ -55,7 +52,7 @@ def test_one_rank_has_nobody_to_talk_to():
         assert Analytic(algorithm, 1.0, 1.0, 1.0, 1).time(ALL_REDUCE, MIB) == 0.0
 
 
-def test_tables_rise():
+def test_tables_rise_for_one_lane_and_for_several():
     table = Table({(ALL_REDUCE, 1): [(10, 2.0), (20, 1.5), (30, 4.0)]})
     assert [table.time(ALL_REDUCE, size) for size in (0, 10, 15, 20, 25, 30, 40)] == [
         1.5, 1.5, 1.5, 1.5, 2.75, 4.0, 6.5,
@@ -69,9 +66,6 @@ def test_tables_rise():
         points = sorted((rng.randint(1, 10**6), rng.random() + 0.1) for _ in range(6))
         times = Table({(ALL_REDUCE, 1): points}).time(ALL_REDUCE, np.arange(0, 2 * 10**6, 1000))
         assert (np.diff(times) >= 0).all()
-
-
-def test_tables_of_several_lanes():
     table = Table({(ALL_REDUCE, 1): [(1, 1.0), (2, 2.0)], (ALL_REDUCE, 4): [(1, 3.0), (2, 6.0)]})
     assert [table.time(ALL_REDUCE, 2, lanes) for lanes in (1, 2, 4, 8)] == [2.0, 2.0, 6.0, 12.0]
 
@@ -108,7 +102,7 @@ def test_no_model_falls_as_bytes_or_lanes_grow():
             assert (np.diff(times, axis=1) >= 0).all()
 
 
-def test_a_fit_finds_what_made_the_samples():
+def test_a_fit_finds_what_made_the_samples_and_is_never_negative():
     rng = random.Random(2)
     for _ in range(50):
         a, b = 10 ** rng.uniform(-5, -3), 10 ** rng.uniform(-11, -9)
@@ -122,9 +116,6 @@ def test_a_fit_finds_what_made_the_samples():
         found_a, found_b = fit_affine(samples)
         assert found_a == pytest.approx(a, rel=0.1)
         assert found_b == pytest.approx(b, rel=0.1)
-
-
-def test_a_fit_is_never_negative():
     a, b = fit_affine([(1000, 1e-6), (2000, 4e-6), (4000, 16e-6)])
     assert a == 0.0
     assert b > 0

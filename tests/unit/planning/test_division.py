@@ -21,7 +21,7 @@ def busiest(loads, owners, ranks):
     )
 
 
-def test_the_longest_first_keeps_graham_s_bound():
+def test_the_longest_first_keeps_graham_s_bound_and_the_order_of_equals():
     rng = random.Random(1)
     for _ in range(200):
         loads, ranks = random_loads(rng, 7), rng.randint(1, 3)
@@ -31,9 +31,6 @@ def test_the_longest_first_keeps_graham_s_bound():
         )
         found = busiest(loads, longest_first(loads, ranks), ranks)
         assert found <= best * (4 / 3 - 1 / (3 * ranks)) * (1 + 1e-12)
-
-
-def test_of_equal_loads_and_ranks_the_first_comes_first():
     assert longest_first([1.0, 2.0, 2.0, 1.0], 2) == (0, 0, 1, 1)
     assert longest_first([], 3) == ()
 
@@ -64,9 +61,6 @@ def test_waves_hold_every_item_once_and_end_together():
     # Of four equal items per rank, two are in each of two waves.
     waves = in_waves([1.0] * 8, longest_first([1.0] * 8, 2), 2, 2)
     assert [[len(own) for own in one] for one in waves] == [[2, 2], [2, 2]]
-
-
-def test_items_of_everybody_are_in_no_round():
     assert in_waves([1.0, 2.0], (None, 1), 2, 3) == (((), (1,)),)
     assert in_waves([1.0], (None,), 2, 3) == ()
 
@@ -96,9 +90,6 @@ def test_dividing_pays_where_the_network_is_faster_than_a_rank():
     decision, _ = decide(loads, 2, nbytes, fast, overhead_s=0.04, serial_s=0.1)
     assert decision.divided
     assert decision.serial_s == 0.1
-
-
-def test_one_round_where_messages_are_dear():
     loads, nbytes = [0.01] * 8, [10.0] * 8
     dear = Affine(0.0, 0.0, {ALL_GATHER: (0.02, 1e-9)})
     assert len(divide(loads, 2, nbytes, dear).waves) == 1

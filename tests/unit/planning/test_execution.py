@@ -26,14 +26,11 @@ def _trace(*rows, forward_s=0.5, backward_s=0.5):
     return Trace("made up", tuple(tensors), forward_s, backward_s, "modelled")
 
 
-def test_one_tensor_takes_what_it_takes_alone():
+def test_one_tensor_takes_what_it_takes_alone_and_of_several_units_fills_the_lanes():
     trace = _trace((MIB, 1.0))
     # Less the half of the startup, and with it again as the round.
     expected = 1.0 + COST.time(ALL_REDUCE, MIB)
     assert step_s(trace, None, COST, Sending()) == pytest.approx(expected, abs=1e-4)
-
-
-def test_a_tensor_of_several_units_fills_the_lanes():
     trace = _trace((8 * MIB, 1.0))
     one, four = (step_s(trace, None, COST, Sending(2 * MIB, lanes)) for lanes in (1, 4))
     wire_s = COST.b * 8 * MIB
@@ -80,14 +77,18 @@ def test_waits_of_many_ranks_are_filled_by_other_lanes():
     assert many == more  # so many steps make no difference any more
 
 
-def test_what_comes_in_a_round_is_packed():
+def test_views_and_what_comes_in_a_round_travel_as_one():
     trace = _trace(*[(1000, 1.0)] * 100)
     seconds = step_s(trace, None, COST, Sending())
     assert seconds == pytest.approx(1.0 + COST.time(ALL_REDUCE, 100_000), abs=1e-4)
     assert planners.plan("per_tensor", trace, COST).predicted_s > 1.0 + 100 * COST.a
+    trace = _trace(*[(3 * MIB // 4, 1.0)] * 4)
+    plan = planners.plan("single", trace, COST)
+    apart, together = (step_s(trace, plan, COST, Sending(MIB, 1, views)) for views in (False, True))
+    assert apart - together == pytest.approx(COST.a / 2, abs=1e-4)  # four units, or three
 
 
-def test_the_wire_is_never_faster_than_itself():
+def test_the_wire_is_as_fast_as_any_large_operation_and_never_faster_than_itself():
     draw = random.Random(0)
     for _ in range(50):
         sizes = [draw.choice((500, 70_000, 3 * MIB)) for _ in range(draw.randint(1, 30))]
@@ -99,9 +100,6 @@ def test_the_wire_is_never_faster_than_itself():
         assert seconds >= trace.compute_s
         assert seconds >= ready[0] + COST.b * sum(sizes) * 0.999
         assert seconds <= 1.0 + sum(COST.time(ALL_REDUCE, size) for size in sizes) * 4
-
-
-def test_the_wire_is_as_fast_as_any_large_operation():
     trace = _trace((64 * MIB, 1.0))
 
     def table(of_two):
@@ -117,13 +115,6 @@ def test_the_wire_is_as_fast_as_any_large_operation():
     assert step_s(trace, None, table(0.6), Sending()) < quiet - 1e-3
 
 
-def test_views_are_one_tensor():
-    trace = _trace(*[(3 * MIB // 4, 1.0)] * 4)
-    plan = planners.plan("single", trace, COST)
-    apart, together = (step_s(trace, plan, COST, Sending(MIB, 1, views)) for views in (False, True))
-    assert apart - together == pytest.approx(COST.a / 2, abs=1e-4)  # four units, or three
-
-
 def test_the_decoupled_schedule_waits_for_what_it_needs():
     trace = trace_of("resnet50", compute_s=0.3)
     plan = planners.plan("decoupled", trace, COST)
@@ -132,7 +123,7 @@ def test_the_decoupled_schedule_waits_for_what_it_needs():
     assert step_s(trace, late, COST, Sending(lanes=1)) > plan.predicted_s
 
 
-def test_units_have_every_byte_once():
+def test_units_have_every_byte_once_and_are_cut_as_the_core_cuts_them():
     draw = random.Random(1)
     for _ in range(200):
         sizes = [draw.randint(1, draw.choice((1000, 5_000_000))) for _ in range(20)]
@@ -144,9 +135,6 @@ def test_units_have_every_byte_once():
             for number, nbytes in unit:
                 found[number] += nbytes
         assert found == pytest.approx(sizes)
-
-
-def test_units_are_cut_as_the_core_cuts_them():
     assert units_of([300, 300, 600, 500, 1000], 1000, 4) == [
         [(0, 300), (1, 300)], [(2, 600)], [(3, 500)], [(4, 1000)]
     ]  # fmt: skip

@@ -86,14 +86,11 @@ def test_layers_have_factors_of_the_published_sizes(name, layers, a_elements, g_
         assert sum(sizes[name] for name in layer.parameters) == layer.a_dim * layer.g_dim
 
 
-def test_layers_of_resnet50():
+def test_layers_of_convolutions_with_biases_and_of_embeddings():
     first, *_, last = layers_of(models.MODELS["resnet50"].parameters())
     assert first == Layer("conv1", 3 * 7 * 7, 64, 112 * 112, ("conv1.weight",))
     assert last == Layer("fc", 2049, 1000, 1, ("fc.weight", "fc.bias"))
     assert (first.a_work, first.g_work) == (112 * 112 * 147**2, 112 * 112 * 64**2)
-
-
-def test_a_bias_is_a_column_of_the_weights():
     found = layers_of(models.MODELS["vgg16"].parameters())
     inputs = [3, *[64] * 2, *[128] * 2, *[256] * 3, *[512] * 5]
     assert [layer.a_dim for layer in found] == [9 * channels + 1 for channels in inputs] + [
@@ -101,9 +98,6 @@ def test_a_bias_is_a_column_of_the_weights():
         4097,
         4097,
     ]
-
-
-def test_embeddings_have_no_factors():
     found = layers_of(models.MODELS["bert_base"].parameters())
     assert len(found) == 12 * 6 + 2
     assert found[0] == Layer(

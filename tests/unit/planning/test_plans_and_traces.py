@@ -79,28 +79,24 @@ def test_what_is_no_json_names_the_line(text, said):
         Trace.decode(text)
 
 
-def test_of_no_traces_nothing_is_typical():
+def test_the_typical_step_is_the_median_of_equal_tensors():
     for combined in (typical, slowest):
         with pytest.raises(TraceError, match=r"no traces \(expected one or more\)"):
             combined([])
-
-
-def test_the_typical_step_is_the_median():
     steps = [trace_of(1.0, 1.0, 2.0), trace_of(3.0, 1.5, 2.5), trace_of(2.0, 9.0, 10.0)]
     trace = typical(steps)
     assert trace.forward_s == 2.0
     assert [tensor.ready_s for tensor in trace.tensors] == [3.5, 4.5]
     assert trace.backward_s == 2.5
+    with pytest.raises(TraceError, match="trace 1 differs from trace 0 in 't1'"):
+        slowest([trace_of(0.0, 1.0, 2.0), trace_of(0.0, 1.0)])
 
 
-def test_the_slowest_rank_decides_for_each_gradient():
+def test_the_slowest_rank_decides_for_each_gradient_and_their_order():
     ranks = [trace_of(1.0, 1.0, 4.0), trace_of(1.5, 2.0, 3.0)]
     trace = slowest(ranks)
     assert trace.forward_s == 1.5
     assert [tensor.ready_s for tensor in trace.tensors] == [3.5, 5.5]
-
-
-def test_the_order_is_that_of_the_combined_times():
     one = trace_of(0.0, 1.0, 2.0)
     swapped = dataclasses.replace(
         one,
@@ -111,11 +107,6 @@ def test_the_order_is_that_of_the_combined_times():
         backward_s=5.0,
     )
     assert [tensor.name for tensor in slowest([one, swapped]).tensors] == ["t1", "t0"]
-
-
-def test_other_tensors_are_refused():
-    with pytest.raises(TraceError, match="trace 1 differs from trace 0 in 't1'"):
-        slowest([trace_of(0.0, 1.0, 2.0), trace_of(0.0, 1.0)])
 
 
 def test_the_digest_is_of_what_a_plan_does():

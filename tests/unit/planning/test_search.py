@@ -73,7 +73,7 @@ def test_operations_that_end_together_are_one_sample():
     assert busy_s([[]]) == 0.0
 
 
-def test_costs_keep_the_time_of_the_steps():
+def test_costs_keep_the_time_of_the_steps_and_are_startup_where_bytes_cost_nothing():
     # Nothing that a + b M fits, but what they took in total is kept.
     steps = [[Operation(0.0, 0.1 * i**3, 100 * i) for i in range(1, 9)]]
     a, b = fit_steps(steps)
@@ -81,6 +81,8 @@ def test_costs_keep_the_time_of_the_steps():
     assert sum(a + b * nbytes for nbytes, _ in samples) == pytest.approx(
         sum(seconds for _, seconds in samples)
     )
+    steps = [[Operation(0.0, 3.0, 10), Operation(0.0, 5.0, 1000)]]
+    assert fit_steps(steps) == (2.5, 0.0)
 
 
 def test_a_stall_in_one_of_the_steps_says_nothing_about_the_network():
@@ -105,20 +107,10 @@ def test_operations_of_one_size_keep_the_proportion_of_what_was_assumed():
         fit_steps([[], []], (0.1, 0.004))
 
 
-def test_where_bytes_cost_nothing_all_is_startup():
-    steps = [[Operation(0.0, 3.0, 10), Operation(0.0, 5.0, 1000)]]
-    assert fit_steps(steps) == (2.5, 0.0)
-
-
 def _search(seconds_of, costs=KNOWN, assumed=KNOWN, *, constraints=UNCONSTRAINED, **options):
     """A search that has ended, and what it tried: planner, or None, and how large units were.
 
-    Args:
-        seconds_of: ``seconds_of(plan, growth)``, which a step takes.
-        costs: That are fitted to steps.
-        assumed: That the search begins with.
-        constraints: Of plans.
-        options: Of PlanSearch, and ``count`` and ``gap`` of the trace's tensors.
+    A step takes ``seconds_of(plan, growth)``. It begins with ``assumed``, and steps tell ``costs``.
     """
     trace = _trace(**{name: options.pop(name) for name in ("count", "gap") if name in options})
     outside_s = options.get("outside_s", 0.0)
@@ -142,13 +134,19 @@ def _predicted(costs=KNOWN, outside_s=0.0):
     )
 
 
-def test_a_plan_that_keeps_its_promise_stays():
+def test_a_plan_that_keeps_its_promise_stays_also_in_a_drift_and_with_what_no_trace_has():
     search, visits = _search(_predicted())
     outward = ["optimal", "ddp", "threshold(25)"]
     assert visits == [(name, 1) for name in [*outward, *outward[::-1], None]]
     assert search.current.plan.planner == "optimal"
     assert "optimal with" in search.describe()
     assert "no plan 1.06 s a step" in search.describe()
+    steps, predicted = itertools.count(), _predicted()
+    search, _ = _search(lambda *one: predicted(*one) * (1 + 0.01 * next(steps)))
+    assert search.current.plan.planner == "optimal"
+    search, visits = _search(_predicted(outside_s=0.5), (1e-6, 1e-12), outside_s=0.5)
+    assert visits.count(("optimal", 1)) == 2  # there and back: no other costs were tried
+    assert search.current.off < 1e-9
 
 
 def test_buckets_that_were_tried_are_not_tried_again():
@@ -157,12 +155,6 @@ def test_buckets_that_were_tried_are_not_tried_again():
     slow = (1e-2, 1e-9)
     _, visits = _search(lambda *_: 0.9, slow, slow, constraints=alone, count=2, gap=1e-4)
     assert visits == [("optimal", 1), ("optimal", 1), (None, 1)]
-
-
-def test_what_no_trace_has_counts_in_every_step():
-    search, visits = _search(_predicted(outside_s=0.5), (1e-6, 1e-12), outside_s=0.5)
-    assert visits.count(("optimal", 1)) == 2  # there and back: no other costs were tried
-    assert search.current.off < 1e-9
 
 
 def test_wrong_costs_are_found_by_the_first_plan_and_mended():
@@ -184,7 +176,7 @@ def test_costs_that_never_fit_do_not_go_on_for_ever():
     assert len(visits) <= 11
 
 
-def test_larger_units_are_tried_last_with_the_best_so_far():
+def test_larger_units_are_tried_last_with_the_best_so_far_and_given_up_where_slower():
     predicted = _predicted()
     search, visits = _search(
         lambda plan, growth: predicted(plan, growth) * (0.8 if growth > 1 else 1.0), grows=True
@@ -193,6 +185,8 @@ def test_larger_units_are_tried_last_with_the_best_so_far():
     assert search.current.plan.planner == "optimal"
     assert search.current.growth == GROWTH
     assert "optimal with 3 buckets and units 8 times as large 0." in search.describe()
+    search, _ = _search(lambda _, growth: 0.9 if growth == 1 else 0.95, first_s=1.0, grows=True)
+    assert search.current.growth == 1
 
 
 @pytest.mark.parametrize(
@@ -214,11 +208,6 @@ def test_larger_units_are_tried_only_where_they_hold_more_of_a_bucket(best, unit
     assert {one.growth for one in search.contestants} == tried
 
 
-def test_larger_units_are_given_up_where_they_are_slower():
-    search, _ = _search(lambda _, growth: 0.9 if growth == 1 else 0.95, first_s=1.0, grows=True)
-    assert search.current.growth == 1
-
-
 @pytest.mark.parametrize("best", [None, *RIVALS])
 def test_steps_without_a_plan_or_of_a_rival_may_be_the_best(best):
     def seconds_of(plan, _):
@@ -228,12 +217,6 @@ def test_steps_without_a_plan_or_of_a_rival_may_be_the_best(best):
     assert (search.current.plan and search.current.plan.planner) == best
     if best is None:
         assert search.describe().startswith("plan='auto': no plan 1 s a step (before: optimal with")
-
-
-def test_a_drift_hits_all_alike():
-    steps, predicted = itertools.count(), _predicted()
-    search, _ = _search(lambda *one: predicted(*one) * (1 + 0.01 * next(steps)))
-    assert search.current.plan.planner == "optimal"
 
 
 @pytest.mark.parametrize(

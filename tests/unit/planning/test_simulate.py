@@ -20,7 +20,7 @@ def times(timeline):
     }
 
 
-def test_a_resource_does_one_thing_at_a_time_and_waits_for_others():
+def test_a_resource_does_one_thing_at_a_time_in_order_and_waits_for_others():
     timeline = simulate(
         [
             Activity("a", "cpu", (1.0,)),
@@ -33,6 +33,14 @@ def test_a_resource_does_one_thing_at_a_time_and_waits_for_others():
     assert timeline.end_s == 7
     assert timeline.busy_s("cpu") == 4
     assert timeline.of("x").activity.resource == "net"
+    timeline = simulate(
+        [
+            Activity("slow", "cpu", (3.0,)),
+            Activity("first", "net", (1.0,), ("slow",)),
+            Activity("second", "net", (1.0,)),
+        ]
+    )
+    assert times(timeline)["second"] == (4, 5)
 
 
 def test_those_that_share_a_resource_are_slower():
@@ -47,17 +55,6 @@ def test_those_that_share_a_resource_are_slower():
     )
     assert times(timeline)["x"] == pytest.approx((0, 4.0))
     assert times(timeline)["y"] == pytest.approx((1, 5.0))
-
-
-def test_activities_of_a_resource_keep_their_order():
-    timeline = simulate(
-        [
-            Activity("slow", "cpu", (3.0,)),
-            Activity("first", "net", (1.0,), ("slow",)),
-            Activity("second", "net", (1.0,)),
-        ]
-    )
-    assert times(timeline)["second"] == (4, 5)
 
 
 def test_activities_that_never_begin_are_named():
@@ -102,14 +99,6 @@ def test_ranks_that_differ_wait_for_the_slowest_of_each_bucket(name):
         assert graphs.step_s([one, other], plan, cost) >= graphs.step_s([one], plan, cost)
 
 
-def test_ranks_with_other_tensors_are_refused():
-    rng = random.Random(2)
-    one, other = random_trace(rng, 3), random_trace(rng, 4)
-    plan = planners.plan("single", one, Affine(0.1, 1e-6))
-    with pytest.raises(TraceError, match="rank 1 has other tensors than rank 0"):
-        graphs.step_s([one, other], plan, Affine(0.1, 1e-6))
-
-
 @pytest.mark.parametrize("schedule", ["all_reduce", "decoupled"])
 def test_a_plan_of_other_tensors_is_refused(schedule):
     trace, cost = random_trace(random.Random(2), 3), Affine(0.1, 1e-6)
@@ -119,6 +108,9 @@ def test_a_plan_of_other_tensors_is_refused(schedule):
     ):
         with pytest.raises(ValueError, match=f"{text} .*plan again"):
             graphs.step_s([trace], Plan("some", buckets, schedule), cost)
+    other = random_trace(random.Random(2), 4)
+    with pytest.raises(TraceError, match="rank 1 has other tensors than rank 0"):
+        graphs.step_s([trace, other], Plan("some", (("t0", "t1", "t2"),), schedule), cost)
     with pytest.raises(TraceError, match="no ranks"):
         graphs.step_s([], Plan("some", (("t0",),)), cost)
 

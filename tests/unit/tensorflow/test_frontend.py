@@ -68,16 +68,13 @@ def test_what_does_not_fit_together_is_refused(arguments):
         GradientReduction(**arguments)
 
 
-def test_importing_leaves_tensorflow_to_be_configured():
+def test_importing_leaves_tensorflow_to_be_configured_and_refuses_another_backend():
     program = (
         "import tensorflow as tf, aiacc.tensorflow\n"
         "tf.config.threading.set_inter_op_parallelism_threads(3)\n"
         "print('threads', tf.config.threading.get_inter_op_parallelism_threads())"
     )
     assert "threads 3" in run_python(program).stdout
-
-
-def test_keras_on_another_backend_is_refused():
     said = run_python("import aiacc.keras", KERAS_BACKEND="torch").stderr
     assert "Keras runs on torch (expected tensorflow)" in said
     assert "use aiacc.torch" in said

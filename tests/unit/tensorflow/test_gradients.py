@@ -46,21 +46,15 @@ def _variables():
     return tf.Variable([0.0]), tf.Variable([0.0])
 
 
-def test_a_gradient_that_comes_later_is_not_lost():
+def test_gradients_that_come_later_or_stop_and_parts_of_a_model_in_turn():
     both = _variables()
     passes = [[ONE, None], [ONE, None], [ONE, ONE], [ONE, None]]
     updates = _run(LocalAggregation(2, average=False), [(grads, both) for grads in passes])
     assert updates == [[[2.0], None], [[2.0], [1.0]]]
-
-
-def test_a_gradient_that_stops_adds_nothing():
     both = _variables()
     passes = [[ONE, ONE], [ONE, None]]
     updates = _run(LocalAggregation(2, average=True), [(grads, both) for grads in passes])
     assert updates == [[[1.0], [0.5]]]
-
-
-def test_parts_of_a_model_in_turn_are_added_up_apart():
     first, second = _variables()
     calls = [([ONE], [first]), ([10 * ONE], [second])] * 2
     assert _run(LocalAggregation(2, average=False), calls) == [[[2.0]], [[20.0]]]
@@ -120,13 +114,10 @@ def test_optimizers_of_sessions_take_no_plan():
 # --- moments of a compiled step
 
 
-def test_the_forward_pass_ends_with_the_first_gradient():
+def test_the_forward_pass_ends_with_the_first_gradient_also_where_its_start_was_told_late():
     trace = trace_of("net", GRADIENTS, [1_000_000_000, 1_500_000_000, 1_250_000_000])
     tensors = Tensor("b", 1, "float16", 0.25, 0.0), Tensor("a", 8, "float32", 0.5, 0.0)
     assert trace == Trace("net", tensors, 0.25, 0.25, "measured")
-
-
-def test_a_start_that_was_told_late_is_no_later_than_the_first_gradient():
     trace = trace_of("net", GRADIENTS, [1_300_000_000, 1_500_000_000, 1_250_000_000])
     assert (trace.forward_s, trace.backward_s) == (0.0, 0.25)
 

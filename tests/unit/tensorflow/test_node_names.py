@@ -86,7 +86,7 @@ def test_a_call_is_numbered_among_those_of_functions_with_collectives():
     assert node_names.of_call(_Graph("main"), step) == "aiacc_call.0.0.main.step.1/"
 
 
-def test_names_that_a_function_gives_differ_from_those_of_its_caller():
+def test_names_that_a_function_gives_differ_from_those_of_its_caller_but_not_in_branches():
     step, leaf = _Graph("step"), _Graph("leaf")
     assert node_names.of_given(leaf, "allreduce", "loss") == "allreduce.loss"
     assert node_names.of_given(leaf, "allreduce", "loss") == "allreduce.loss.1"
@@ -96,9 +96,6 @@ def test_names_that_a_function_gives_differ_from_those_of_its_caller():
     assert [scope.split(".")[2] for scope in scopes] == ["1", "2"]
     assert node_names.of_given(step, "allreduce", "loss.1") == "allreduce.loss.1.3"
     assert node_names.of_given(step, "broadcast", "loss") == "broadcast.loss"
-
-
-def test_branches_may_call_functions_that_give_the_same_names():
     step, leaf = _Graph("step"), _Graph("leaf")
     branches = [ControlFlowFuncGraph(name, step) for name in ("cond_true", "cond_false")]
     node_names.of_given(leaf, "allreduce", "loss")

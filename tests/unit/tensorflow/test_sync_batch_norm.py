@@ -40,11 +40,8 @@ def test_what_it_cannot_do_is_refused(arguments):
         hvd.SyncBatchNormalization(**arguments)
 
 
-def test_a_mask_of_another_shape_is_refused():
+def test_a_mask_of_another_shape_and_a_job_that_is_none_are_refused():
     with pytest.raises(ValueError, match="expected all dimensions but the last"):
         hvd.SyncBatchNormalization()(BATCH, training=True, mask=np.ones([7], bool))
-
-
-def test_it_needs_init():
     with pytest.raises(tf.errors.AbortedError, match=r"hvd\.init\(\)"):
         hvd.SyncBatchNormalization()(BATCH, training=True)

@@ -64,11 +64,15 @@ def test_a_loss_scale_optimizer_is_distributed_by_what_is_in_it(make):
         other.apply_gradients([(tf.constant([1.0]), variable)])
 
 
-def test_names():
+def test_names_and_optimizers_of_both_in_one_process():
     wrapped = hvd.DistributedOptimizer(tf_keras.optimizers.SGD(), name="mine")
     assert wrapped.name == "mine"
     scaled = hvd.DistributedOptimizer(LSO(tf_keras.optimizers.SGD()), name="mine")
     assert scaled.inner_optimizer.name == "mine"
+    for wanted in (keras.optimizers.SGD, tf_keras.optimizers.SGD, LEGACY.SGD):
+        assert isinstance(hvd.DistributedOptimizer(wanted()), wanted)
+    with pytest.raises(ValueError, match=r"builtins\.str \(expected an optimizer of Keras 3"):
+        hvd.DistributedOptimizer("sgd")
 
 
 def _python(program, **environment):
@@ -111,10 +115,3 @@ for arguments in ({"renorm": True}, {"virtual_batch_size": 2}, {"axis": [1, 2]})
 def test_what_synchronised_normalisation_cannot_do_is_refused():
     found = _python(_LEGACY_LAYER, TF_USE_LEGACY_KERAS="1")
     assert found == ["renorm=True", "virtual_batch_size=2", "axis=[1,"]
-
-
-def test_optimizers_of_both_in_one_process():
-    for wanted in (keras.optimizers.SGD, tf_keras.optimizers.SGD, LEGACY.SGD):
-        assert isinstance(hvd.DistributedOptimizer(wanted()), wanted)
-    with pytest.raises(ValueError, match=r"builtins\.str \(expected an optimizer of Keras 3"):
-        hvd.DistributedOptimizer("sgd")

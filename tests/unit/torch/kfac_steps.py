@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
 import aiacc.torch as hvd
 from aiacc.kfac.precondition import gradient_matrix
+from tests.unit.kfac.networks import record
 
 BATCH = 6
 
@@ -39,21 +38,8 @@ def backward(model, seed: int = 1, factor: float = 1.0, examples: slice = slice(
     The loss is the mean over the batch times ``factor``; gradients are those of each example's own
     loss, as factors have them.
     """
-    seen: dict[str, list[torch.Tensor]] = {}
-    handles = []
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-
-            def after(_module, inputs, output, name=name):
-                output.register_hook(
-                    lambda gradient: seen.update({name: [inputs[0].detach(), gradient.detach()]})
-                )
-
-            handles.append(module.register_forward_hook(after))
     inputs = inputs_of(seed)[examples]
-    (model(inputs).pow(2).sum(1).mean() * factor).backward()
-    for handle in handles:
-        handle.remove()
+    seen = record(model, inputs, lambda out: (out.pow(2).sum(1).mean() * factor).backward())
     return {name: (x, g * len(inputs) / factor) for name, (x, g) in seen.items()}
 
 
@@ -95,8 +81,8 @@ def copied(kfac) -> dict[str, torch.Tensor]:
     return {name: one.clone() for name, one in kfac.state_dict()["factors"].items()}
 
 
-def assert_same(found, wanted, close: Callable = torch.testing.assert_close) -> None:
+def assert_same(found, wanted) -> None:
     """Tensors by name."""
     assert found.keys() == wanted.keys()
     for name, one in found.items():
-        close(one, wanted[name])
+        torch.testing.assert_close(one, wanted[name])

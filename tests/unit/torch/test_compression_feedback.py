@@ -38,11 +38,9 @@ def _numbered(parameter):
 
 
 @pytest.fixture(autouse=True)
-def _job_of_one():
-    hvd.init()
-    with torch.no_grad():  # as hooks run
+def _as_hooks_run(job_of_one):
+    with torch.no_grad():
         yield
-    hvd.shutdown()
 
 
 # --- whose gradients are coded
@@ -185,7 +183,7 @@ def test_only_a_scaler_is_noticed():
 # --- states
 
 
-def test_a_state_replaces_all_that_was_left():
+def test_a_state_replaces_all_that_was_left_and_one_of_other_names_is_refused():
     named = _named(a=SHAPE, b=SHAPE)
     feedback = Feedback(TOPK)
     before = feedback.state_dict()
@@ -196,9 +194,6 @@ def test_a_state_replaces_all_that_was_left():
     assert after.equal(_numbered(after)), "a copy"
     for residual in encode([p for _, p in named]).residuals:
         assert not residual.any()
-
-
-def test_a_state_of_other_names_is_refused():
     feedback = Feedback(TOPK)
     _fill(feedback, _named(weight=SHAPE))
     state = feedback.state_dict()

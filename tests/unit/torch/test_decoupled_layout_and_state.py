@@ -47,20 +47,14 @@ def _gradients(kinds):
     return [Gradient(f"p{i}", 100, 4, dtype, device) for i, (dtype, device) in enumerate(kinds)]
 
 
-def test_a_bucket_has_neighbours_of_one_kind():
+def test_buckets_have_neighbours_of_one_kind_or_follow_a_plan():
     kinds = [("float32", 0), ("float32", 0), ("float32", 0), ("bfloat16", 0), ("float32", 1)]
     assert buckets(by_size(900), _gradients(kinds)) == [[0, 1], [2], [3], [4]]
-
-
-def test_a_plan_is_followed_in_the_order_of_the_forward_pass():
     backward = Planner(lambda _: [[4, 3], [2, 0]], "declared", "plan")
     assert buckets(backward, _gradients([("float32", 0)] * 5)) == [[0, 2], [1], [3, 4]]
     mixed = Planner(lambda _: [[2, 1, 0]], "declared", "plan")
     kinds = [("float32", 0), ("bfloat16", 0), ("float32", 0)]
     assert buckets(mixed, _gradients(kinds)) == [[0, 2], [1]]
-
-
-def test_a_plan_with_a_parameter_in_two_places_is_none():
     twice = Planner(lambda _: [[0, 1], [1]], "declared", "plan")
     with pytest.raises(ValueError, match=r"plan: a plan of buckets"):
         buckets(twice, _gradients([("float32", 0)] * 2))
@@ -166,7 +160,7 @@ def test_pieces_of_ranks_do_not_depend_on_their_order():
         assert found[0]["sum"].tolist() == [1, 2, 3, 4]
 
 
-def test_writes_to_the_data_of_gradients_are_counted():
+def test_writes_to_the_data_of_gradients_are_counted_and_copies_are_plain():
     memory = torch.arange(6.0)
     parameter = torch.nn.Parameter(torch.zeros(2, 2))
     parameter.grad = memory[1:5].view(2, 2).as_subclass(Counted)
@@ -176,9 +170,6 @@ def test_writes_to_the_data_of_gradients_are_counted():
     parameter.grad.data = torch.ones(2, 2)
     assert parameter.grad.sum() == 4.0
     assert memory._version == 1
-
-
-def test_copies_of_gradients_are_plain_tensors():
     gradient = torch.arange(3.0).as_subclass(Counted)
     file = io.BytesIO()
     torch.save(gradient, file)

@@ -16,12 +16,7 @@ from aiacc.planning.plan import Plan
 from aiacc.process_sets import ProcessSet
 from aiacc.torch.reducer.plan import numbered
 
-
-@pytest.fixture(autouse=True)
-def _job_of_one():
-    hvd.init()
-    yield
-    hvd.shutdown()
+pytestmark = pytest.mark.usefixtures("job_of_one")
 
 
 GOOD = torch.ones(2, 3)
@@ -142,7 +137,7 @@ def _model():
     return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
 
 
-def test_optimizer_is_of_the_wrapped_class_and_shares_its_state():
+def test_optimizer_is_of_the_wrapped_class_with_its_state_and_arguments():
     model = _model()
     sgd = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
     model(torch.ones(1, 2)).sum().backward()
@@ -155,6 +150,14 @@ def test_optimizer_is_of_the_wrapped_class_and_shares_its_state():
     assert list(wrapped._parameter_names.values()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert wrapped._parameter_names[model[1].bias] == "1.bias"
 
+    class Odd(torch.optim.SGD):
+        def __init__(self, params, *, lr, secret):
+            super().__init__(params, lr)
+            self.secret = secret
+
+    wrapped = hvd.DistributedOptimizer(Odd(_model().parameters(), lr=0.1, secret=7))
+    assert wrapped.secret == 7
+
 
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
 def test_optimizer_tells_how_it_reduces(op):
@@ -165,16 +168,6 @@ def test_optimizer_tells_how_it_reduces(op):
     assert {name: getattr(wrapped, name) for name in options} == options
     wrapped.set_backward_passes_per_step(2)
     assert wrapped.backward_passes_per_step == 2
-
-
-def test_optimizer_of_a_class_with_required_arguments():
-    class Odd(torch.optim.SGD):
-        def __init__(self, params, *, lr, secret):
-            super().__init__(params, lr)
-            self.secret = secret
-
-    wrapped = hvd.DistributedOptimizer(Odd(_model().parameters(), lr=0.1, secret=7))
-    assert wrapped.secret == 7
 
 
 def test_hooks_of_the_wrapped_optimizer_run_once_per_step():

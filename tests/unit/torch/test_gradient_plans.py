@@ -133,13 +133,10 @@ def test_what_is_no_plan(plan):
 # --- where they are
 
 
-def test_offsets_are_aligned():
+def test_views_are_aligned_and_have_the_form_of_their_parameters():
     assert lay_out([3, 17, 1], 4) == ([0, 16, 48], 64)
     assert lay_out([3, 17, 1], 2) == ([0, 32, 64], 96)
     assert lay_out([0, 0], 4) == ([0, 0], 0)
-
-
-def test_views_have_the_form_of_their_parameters():
     parameters = [torch.ones(3), torch.ones(2, 3).t(), torch.ones(4, 4)[::2]]
     memory, views = flat_buckets(parameters)
     assert memory.eq(0).all()
@@ -150,12 +147,9 @@ def test_views_have_the_form_of_their_parameters():
     assert [memory.eq(number + 1).sum() for number in range(3)] == [3, 6, 8]
 
 
-def test_a_flat_bucket_is_of_one_kind():
+def test_memory_of_a_bucket_is_of_one_kind_or_its_own():
     with pytest.raises(ValueError, match=r"float32.*float64.*expected one"):
         flat_buckets([torch.ones(1), torch.ones(1).double()])
-
-
-def test_own_memory_is_left_alone():
     assert own_memory([torch.ones(1), torch.ones(1).double()]) is None
 
 

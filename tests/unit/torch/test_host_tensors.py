@@ -13,14 +13,9 @@ from aiacc import _core
 from aiacc.torch import adapter
 from aiacc.torch.adapter import DTYPE_CODES
 
+pytestmark = pytest.mark.usefixtures("job_of_one")
+
 GOOD = torch.ones(2, 3)
-
-
-@pytest.fixture(autouse=True)
-def _job_of_one():
-    hvd.init()
-    yield
-    hvd.shutdown()
 
 
 @pytest.fixture

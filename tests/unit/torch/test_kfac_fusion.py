@@ -84,13 +84,10 @@ def test_queues_of_many_are_cut_at_some_places(monkeypatch):
         assert [name for names in found for name in names] == [one.name for one in all_]
 
 
-def test_what_operations_cost_follows_from_the_smallest_and_the_largest():
+def test_costs_follow_from_the_smallest_and_the_largest_and_points_lie_between():
     # The one between has a burst; a busy machine makes times that fall.
     assert through_ends([(4e3, 1e-3), (1e6, 2e-3), (4e6, 41e-3)]) == (1e-3, 1e-8)
     assert through_ends([(4e3, 5e-3), (1e6, 2e-3)]) == (2e-3, 0.0)
-
-
-def test_points_of_a_table_lie_between_the_smallest_and_the_largest_dimension():
     assert dimensions([64]) == [64]
     assert dimensions([10, 20, 10]) == [10, 20]
     found = dimensions(range(10, 5000, 10))

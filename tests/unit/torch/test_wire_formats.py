@@ -21,13 +21,6 @@ E4M3, E5M2 = hvd.Compression.fp8_e4m3, hvd.Compression.fp8_e5m2
 SINGLE, HALF, DOUBLE, WHOLE = torch.float32, torch.float16, torch.float64, torch.int64
 
 
-@pytest.fixture
-def _job_of_one():
-    hvd.init()
-    yield
-    hvd.shutdown()
-
-
 class Derived(FP16):
     """A compressor of somebody else's."""
 
@@ -74,7 +67,7 @@ def test_what_travels_how(compression, dtypes, wire):
         (0.01, r"compression=0\.01 \(expected"),
     ],
 )
-@pytest.mark.usefixtures("_job_of_one")
+@pytest.mark.usefixtures("job_of_one")
 def test_what_is_no_compressor_is_named_at_once(compression, text):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
     with pytest.raises(ValueError, match=text):
@@ -112,7 +105,7 @@ def _submit(wire, op=hvd.Sum):
     return tensor[0]
 
 
-@pytest.mark.usefixtures("_job_of_one")
+@pytest.mark.usefixtures("job_of_one")
 @pytest.mark.parametrize(
     ("wire", "op", "text"),
     [
@@ -138,7 +131,7 @@ def _group(call):
     return lambda tensor, **options: call([tensor], **options)
 
 
-@pytest.mark.usefixtures("_job_of_one")
+@pytest.mark.usefixtures("job_of_one")
 @pytest.mark.parametrize("compression", [E4M3, E5M2])
 def test_8_bits_are_refused_in_host_memory_where_they_are_submitted(compression):
     text = r"allreduce\.bad': wire format float8_.*in host memory.*use Compression\.bf16"

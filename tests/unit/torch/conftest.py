@@ -1,0 +1,12 @@
+"""Fixtures of several files here."""
+
+import pytest
+
+import aiacc.torch as hvd
+
+
+@pytest.fixture
+def job_of_one():
+    hvd.init()
+    yield
+    hvd.shutdown()
