@@ -24,8 +24,8 @@ from tests.support.learning.coded import (
     Job,
     check_same,
     coding_optimizer,
+    on_ranks_in_ddp,
     on_ranks_over_tcp,
-    run_in_ddp,
     same,
     values_of,
 )
@@ -81,8 +81,9 @@ def test_every_feedback_is_that_of_its_reference_where_nothing_is_coded():
     run_ranks(2, references, False)
 
 
-def test_every_feedback_is_that_of_its_reference(tmp_path):
-    run_in_ddp(2, tmp_path, like_references, tuple(WAYS))
+@on_ranks_in_ddp(2)
+def test_every_feedback_is_that_of_its_reference():
+    like_references(tuple(WAYS))
 
 
 @on_ranks_over_tcp(2)
@@ -108,7 +109,8 @@ def _inputs(step, rank):
     return torch.randn(8, 24, generator=torch.Generator().manual_seed(10 * step + rank))
 
 
-def _like_torchs():
+@on_ranks_in_ddp(2)
+def test_powersgd_is_that_of_torch():
     """Both begin with the same factor, so they find the same approximations, up to rounding."""
     torch.manual_seed(0)
     model = nn.Linear(24, 40, bias=False)
@@ -130,10 +132,6 @@ def _like_torchs():
             model.weight.grad, theirs.module.weight.grad, rtol=1e-3, atol=1e-4
         )
         assert torch.linalg.matrix_rank(model.weight.grad) <= (24 if step < 2 else 2)
-
-
-def test_powersgd_is_that_of_torch(tmp_path):
-    run_in_ddp(2, tmp_path, _like_torchs)
 
 
 @on_ranks_over_tcp(2)
@@ -244,7 +242,8 @@ def test_residuals_of_an_operation_under_way_outlive_the_state_of_the_hook(tmp_p
     future.wait()
 
 
-def thawed():
+@on_ranks_in_ddp(2)
+def test_parameters_trained_later_are_watched_while_a_hook_is_there():
     """A parameter that is trained later than DDP was made has its residuals sent, too."""
     job = Job(
         "topk:density=0.05",
@@ -269,7 +268,3 @@ def thawed():
     del job
     gc.collect()
     assert not weight._post_accumulate_grad_hooks
-
-
-def test_a_parameter_that_is_trained_later_is_watched_as_long_as_there_is_a_hook(tmp_path):
-    run_in_ddp(2, tmp_path, thawed)

@@ -22,8 +22,8 @@ from aiacc.exceptions import MismatchError
 from tests.support.learning.coded import (
     Job,
     check_same,
+    on_ranks_in_ddp,
     on_ranks_over_tcp,
-    run_in_ddp,
     run_over_tcp,
     same,
     values_of,
@@ -271,8 +271,9 @@ def no_trace(events, policies, ways, *given):
 
 
 @pytest.mark.parametrize("event", NO_TRACE)
-def test_it_leaves_no_trace(tmp_path, event):
-    run_in_ddp(2, tmp_path, no_trace, *NO_TRACE[event])
+@on_ranks_in_ddp(2)
+def test_it_leaves_no_trace(event):
+    no_trace(*NO_TRACE[event])
 
 
 # --- events after which a step is dense, and takes all that is kept along
@@ -395,8 +396,9 @@ def dense_step(events, policies, ways):
 
 
 @pytest.mark.parametrize("event", DENSE)
-def test_the_next_step_takes_all_along(tmp_path, event):
-    run_in_ddp(2, tmp_path, dense_step, *DENSE[event])
+@on_ranks_in_ddp(2)
+def test_the_next_step_takes_all_along(event):
+    dense_step(*DENSE[event])
 
 
 def _gather(folder):
@@ -525,14 +527,11 @@ def unused(policy):
     _check_step(job, {used: _gradients(job, 6)[used]})
 
 
-def _resting():
+@on_ranks_in_ddp(2)
+def test_what_is_kept_waits_while_its_gradient_does_not_come():
     randomly = _policy("randomk:density=0.05")
     for policy, way in product([*POLICIES, randomly], _OPTIMIZERS):
         _frozen(policy, way)
         _frozen_on_one_rank(policy, way)
     for policy in (_policy(_TOPK), _policy(_TOPK, Momentum())):
         unused(policy)
-
-
-def test_what_is_kept_waits_while_its_gradient_does_not_come(tmp_path):
-    run_in_ddp(2, tmp_path, _resting)

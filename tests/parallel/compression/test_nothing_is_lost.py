@@ -17,8 +17,8 @@ from tests.support.learning.coded import (
     check_same,
     join_as,
     new_scaler,
+    on_ranks_in_ddp,
     on_ranks_over_tcp,
-    run_in_ddp,
     values_of,
 )
 from tests.support.ranks import run_ranks
@@ -144,13 +144,10 @@ def conserved_by_a_hook(policy):
     _conserved(policy, "hook", range(2), {0: 5, 1: 5})
 
 
-def _by_hooks():
+@on_ranks_in_ddp(2)
+def test_hooks_lose_nothing_though_buckets_change():
     for kind in ("int8", "int4", "topk", "randomk"):
         conserved_by_a_hook(POLICIES[kind])
-
-
-def test_hooks_lose_nothing_though_buckets_change(tmp_path):
-    run_in_ddp(2, tmp_path, _by_hooks)
 
 
 def _on_hosts():

@@ -15,8 +15,8 @@ from tests.support.learning.coded import (
     WAYS,
     Job,
     check_same,
+    on_ranks_in_ddp,
     on_ranks_over_tcp,
-    run_in_ddp,
     run_over_tcp,
     values_of,
 )
@@ -71,7 +71,8 @@ def test_every_operation_is_as_close_as_theory_says():
     assert torch.equal(leaf.grad, hvd.allreduce(mine, op=hvd.Sum, compression="int8"))
 
 
-def _gradients():
+@on_ranks_in_ddp(2)
+def test_gradients_of_every_front_end_are_as_close():
     inputs = [values_of(rank, 160, 160) for rank in range(hvd.size())]
     for name, way in itertools.product([*_NAMES, "bf16"], WAYS):
         job = Job(name, {"weight": (160, 160)}, way)
@@ -79,10 +80,6 @@ def _gradients():
         check_same(result)
         divide_by = hvd.size() if job.averages else 1
         check_sum(name, result.numpy(), [one.numpy() for one in inputs], divide_by)
-
-
-def test_gradients_of_every_front_end_are_as_close(tmp_path):
-    run_in_ddp(2, tmp_path, _gradients)
 
 
 @on_ranks_over_tcp(2)
@@ -195,12 +192,9 @@ def test_one_rank_without_settings_keeps_what_it_has():
     run_ranks(1, _alone, launcher="python")
 
 
-def _gradients_alone():
+@on_ranks_in_ddp(1)
+def test_gradients_of_one_rank_alone_stay_as_they_are():
     for way in WAYS:
         job = Job("mstopk:density=0.01", {"weight": (160, 160)}, way)
         mine = values_of(0, 160, 160)
         assert torch.equal(job.step({"weight": mine})["weight"], mine)
-
-
-def test_gradients_of_one_rank_alone_stay_as_they_are(tmp_path):
-    run_in_ddp(1, tmp_path, _gradients_alone)

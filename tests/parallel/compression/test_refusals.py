@@ -18,8 +18,8 @@ from aiacc.compression.policy import Policy
 from tests.support.learning.coded import (
     coding_optimizer,
     join_as,
+    on_ranks_in_ddp,
     on_ranks_over_tcp,
-    run_in_ddp,
     values_of,
 )
 from tests.support.ranks import run_ranks
@@ -131,7 +131,8 @@ def _train(compression, bucket_mb=25, steps=1):
         wrapped(torch.ones(2, 160)).sum().backward()
 
 
-def hooks_differ():
+@on_ranks_in_ddp(2)
+def test_hooks_that_compress_in_different_ways_are_an_error():
     """An error on every rank, also on those that compress nothing."""
     for pair in _OF_HOOKS:
         with pytest.raises((ValueError, RuntimeError), match="the ranks were given different"):
@@ -139,10 +140,6 @@ def hooks_differ():
         hvd.barrier()
     for _ in range(2):  # models; a state without compression is as none
         _train("none" if hvd.rank() == 1 else None, bucket_mb=0.1, steps=3)
-
-
-def test_hooks_that_compress_in_different_ways_are_an_error(tmp_path):
-    run_in_ddp(2, tmp_path, hooks_differ)
 
 
 def _too_small(hosts):

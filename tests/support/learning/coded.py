@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -46,9 +47,13 @@ def join_as(hosts: str) -> None:
     hvd.init()
 
 
-def run_in_ddp(size: int, folder: object, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """`run_over_tcp` of `in_ddp`."""
-    return run_over_tcp(size, in_ddp, str(folder), function, *args)
+def _run_in_ddp(size: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        return run_ranks(size, in_ddp, folder, function, *args, **options)
+
+
+#: `on_ranks_over_tcp` with a default group for `DistributedDataParallel`.
+on_ranks_in_ddp = functools.partial(on_ranks_over_tcp, run=_run_in_ddp, starts=False)
 
 
 def in_ddp(folder: str, function: Callable[..., Any], *args: Any) -> Any:
