@@ -216,14 +216,11 @@ def test_what_a_store_holds_and_cannot_be_read(entry, seen, text, monkeypatch):
         under_torchrun().all_gather(b"", timeout_s=SHORT_S)
 
 
-def test_a_lost_store_is_an_error():
+def test_a_lost_store_and_a_thread_that_cannot_be_made_are_errors(monkeypatch):
     lost = RuntimeError("Connection reset by peer\nstack")
     broken = SimpleNamespace(set=Mock(side_effect=lost))
     with pytest.raises(BootstrapError, match=r"lost the store.*Connection reset by peer;"):
         StoreProvider(broken, 0, 2).all_gather(b"x", timeout_s=20)
-
-
-def test_a_thread_that_cannot_be_made(monkeypatch):
     refuse = Mock(side_effect=RuntimeError("can't start new thread"))
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(BootstrapError, match=r"can't start new thread.*ulimit -u"):

@@ -1,6 +1,7 @@
 """The disk, beside test_store_model.py: damage, other jobs, and what is not the cache's own."""
 
 import errno
+import functools
 import json
 import os
 import signal
@@ -27,9 +28,7 @@ from tests.unit.data.stores import (
 )
 from tests.unit.data.stores import content as random_bytes
 
-
-def content(number):
-    return random_bytes(number, 3000)
+content = functools.partial(random_bytes, size=3000)
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
+import functools
 import json
 
 import pytest
 
-from aiacc.run.main import main
 from aiacc.run.merge_timelines import merge_events
 
 
@@ -53,25 +53,31 @@ def test_hosts_are_aligned_by_the_time_of_day(timelines, times):
     assert times_by_rank(merged) == times
 
 
-def test_the_command_writes_one_trace_with_a_process_per_rank(tmp_path, capsys):
+@pytest.fixture
+def merge(launch):
+    """Merges files into the first one: exit status, standard output and standard error."""
+    return functools.partial(launch, "--merge-timelines")
+
+
+def test_the_command_writes_one_trace_with_a_process_per_rank(tmp_path, merge):
     at = {rank: timeline(rank, 0, "boot", 10 * rank) for rank in (2, 0, 1)}
     files = [written(tmp_path / f"t{rank}.json", events) for rank, events in at.items()]
     target = tmp_path / "all.json"
-    assert main(["--merge-timelines", str(target), *map(str, files)]) == 0
+    status, out, _ = merge(target, *files)
+    assert (status, "3 timelines" in out) == (0, True)
     merged = json.loads(target.read_text())
     assert times_by_rank(merged) == {0: [0], 1: [10], 2: [20]}
     names = [event["args"]["name"] for event in merged if event["name"] == "process_name"]
     assert names == ["rank 0", "rank 1", "rank 2"]
-    assert "3 timelines" in capsys.readouterr().out
 
 
-def test_a_timeline_that_was_cut_off_counts_up_to_there(tmp_path):
+def test_a_timeline_that_was_cut_off_counts_up_to_there(tmp_path, merge):
     path = written(tmp_path / "t.json", timeline(0, 0, "boot", 1, 2, 3))
     path.write_text(path.read_text()[:-20])
     other = written(tmp_path / "t.rank1.json", timeline(1, 0, "boot", 4))
     target = tmp_path / "all.json"
     for _ in range(2):  # what was merged before may be overwritten
-        assert main(["--merge-timelines", str(target), str(path), str(other)]) == 0
+        assert merge(target, path, other)[0] == 0
         assert times_by_rank(json.loads(target.read_text())) == {0: [0, 1], 1: [3]}
 
 
@@ -85,25 +91,25 @@ def test_a_timeline_that_was_cut_off_counts_up_to_there(tmp_path):
         (text_of(timeline(1, 0, "boot", 1)), "/t.json and {folder}/t.rank1.json are both of"),
     ],
 )
-def test_what_is_no_timeline_is_refused(content, expected, tmp_path, capsys):
+def test_what_is_no_timeline_is_refused(content, expected, tmp_path, merge):
     path = tmp_path / "t.json"
     path.write_text(content)
     other = written(tmp_path / "t.rank1.json", timeline(1, 0, "boot", 4))
-    assert main(["--merge-timelines", str(tmp_path / "all.json"), str(path), str(other)]) == 2
-    assert expected.format(folder=tmp_path) in capsys.readouterr().err
+    status, _, err = merge(tmp_path / "all.json", path, other)
+    assert (status, expected.format(folder=tmp_path) in err) == (2, True), err
     assert not (tmp_path / "all.json").exists()
 
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("cut", [0, 20])
-def test_a_rank_s_timeline_is_not_overwritten(again, cut, tmp_path, capsys, monkeypatch):
+def test_a_rank_s_timeline_is_not_overwritten(again, cut, tmp_path, merge, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = ["t.json", "t.rank1.json", "t.rank2.json"]
     for rank, name in enumerate(names):
         written(tmp_path / name, timeline(rank, 0, "boot", 1, 2))
     (tmp_path / "t.json").write_text(content := (tmp_path / "t.json").read_text()[: -cut or None])
     inputs = ["./t.json", *names[1:]] if again else names[1:]
-    assert main(["--merge-timelines", "t.json", *inputs]) == 2
-    assert "t.json is the timeline of a rank" in (said := capsys.readouterr().err)
+    status, _, said = merge("t.json", *inputs)
+    assert (status, "t.json is the timeline of a rank" in said) == (2, True)
     assert "--merge-timelines OUT" in said
     assert (tmp_path / "t.json").read_text() == content

@@ -78,12 +78,10 @@ def test_signals_reach_the_ranks_and_end_the_job(full_pipe):
         assert job.wait() == 128 + signal.SIGTERM
 
 
-FOR_EVER = UNTIL_ASKED.replace("signal.signal(signal.SIGTERM, end)", "")
-
-
 def test_a_signalled_job_waits_for_a_reader_as_long_as_it_is_told(full_pipe):
     _, end = full_pipe
-    with aiaccrun(2, FOR_EVER, "--grace-s", "0.1", stdout=end) as job:
+    program = UNTIL_ASKED.replace("signal.signal(signal.SIGTERM, end)", "")
+    with aiaccrun(2, program, "--grace-s", "0.1", stdout=end) as job:
         assert [job.stderr.readline() for _ in range(2)] == [b"ready\n"] * 2
         job.send_signal(signal.SIGTERM)
         assert b"aiaccrun: nobody has read the last " in job.stderr.read()
