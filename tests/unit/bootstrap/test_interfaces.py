@@ -31,19 +31,15 @@ def test_addresses():
     assert addressing.join_address("node7", 2) == "node7:2"
 
 
-def _link_local() -> str:
-    """A link-local address of this host with its interface, "" if it has none."""
-    return next(
-        (
-            f"{address}%{interface}"
-            for interface, address, _, running in _core.interface_addresses()
-            if running and address.startswith("fe80:")
-        ),
-        "",
-    )
+#: A link-local address of this host with its interface, if it has one.
+_LINK_LOCAL = [
+    f"{address}%{interface}"
+    for interface, address, _, running in _core.interface_addresses()
+    if running and address.startswith("fe80:")
+]
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", _link_local()])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", *_LINK_LOCAL[:1]])
 def test_an_address_is_bound_as_such(port, host):
     if not any(one[1] == host.partition("%")[0] for one in _core.interface_addresses()):
         pytest.skip("this host has no such address")

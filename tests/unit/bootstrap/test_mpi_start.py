@@ -90,8 +90,7 @@ def test_an_mpi_with_one_tcp_flow_is_told_once_not_on_a_fabric(monkeypatch, rank
 )
 @pytest.mark.parametrize("variable", ["AIACC_ENGINE", "AIACC_GPU_ENGINE"])
 def test_an_mpi_that_knows_nothing_of_the_others(monkeypatch, mpirun, remedy, variable):
-    asked = "engine" if variable == "AIACC_ENGINE" else "gpu_engine"
-    mpi = Job(monkeypatch, **{asked: "hierarchical-mpi"})
+    mpi = Job(monkeypatch, **{variable.removeprefix("AIACC_").lower(): "hierarchical-mpi"})
     mpi.seen = (0, 1)
     with pytest.raises(BootstrapError) as caught:
         mpi.meet(mpirun=mpirun)

@@ -81,15 +81,12 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
     return bytes(text)
 
 
-def hello_mutations(draw):
-    """A hello wrong inside or outside of what its proof covers, of somebody without the token."""
+def read_hello(draw):
+    """Wrong inside or outside of what its proof covers, of somebody without the token."""
     fields = mutated(json.dumps(HELLO._asdict()).encode(), draw).decode(errors="surrogateescape")
     outer = json.dumps({"fields": fields, "proof": "00" * 32}).encode()
-    return mutated(outer, draw) if draw.random() < 0.5 else outer
-
-
-def read_hello(draw):
-    hello, known = frames.Hello.decode(hello_mutations(draw), "secret", CHALLENGE)
+    data = mutated(outer, draw) if draw.random() < 0.5 else outer
+    hello, known = frames.Hello.decode(data, "secret", CHALLENGE)
     assert not known
     hello.encode("secret", CHALLENGE)
     assert hello.label.isprintable()
@@ -121,9 +118,8 @@ def read_result(draw):
 
 
 def read_frames(draw):
-    data = bytearray(
-        b"".join(message(kind, body) for kind in frames.Kind for body in (b"", b"x" * 50))
-    )
+    whole = [message(kind, body) for kind in frames.Kind for body in (b"", b"x" * 50)]
+    data = bytearray(b"".join(whole))
     for _ in range(draw.choice((1, 1, 3))):
         data[draw.randrange(len(data))] = draw.randrange(256)
     ours, theirs = socket.socketpair()

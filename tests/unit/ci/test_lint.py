@@ -1,10 +1,18 @@
 """The scripts of `make lint`, of wheels and of Dockerfiles notice what they are for."""
 
+import importlib
 from pathlib import Path
 
 import pytest
 
-from tests.support.programs import run_program
+from tests.support.programs import ROOT, run_program
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Imports a script of .ci by its name; it finds its siblings as when it is run."""
+    monkeypatch.syspath_prepend(ROOT / ".ci")
+    return importlib.import_module
 
 
 def _module(statement):
