@@ -48,7 +48,7 @@ def _loss(model, rank, step):
 
 
 @on_ranks(2)
-def test_preconditioned_gradients_of_two_dtypes_travel_together():
+def test_gradients_of_two_dtypes_travel_together_and_a_rank_may_own_nothing():
     found = []
     for kind in ("replicate", "kaisa:0.5"):
         model = _TwoDtypes()
@@ -56,10 +56,6 @@ def test_preconditioned_gradients_of_two_dtypes_travel_together():
         found.append(model)
     for ours, wanted in zip(found[1].parameters(), found[0].parameters(), strict=True):
         torch.testing.assert_close(ours, wanted)
-
-
-@on_ranks(2)
-def test_a_rank_that_owns_no_layer_is_not_told_that_it_builds_no_factor():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3))
     both = training(model, **EVERY_STEP, distribution="dp")

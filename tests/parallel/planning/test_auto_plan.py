@@ -83,7 +83,7 @@ def test_training_is_the_same_whatever_is_tried(plan, view):
 
 
 @on_ranks(2)
-def test_ranks_that_join_early_count_anew():
+def test_ranks_that_join_early_count_anew_and_steps_without_them_are_not_kept():
     training = start()
     model, optimizer = training.model, training.optimizer
     # The second rank has less data in each epoch: ranks end different numbers of steps.
@@ -94,10 +94,6 @@ def test_ranks_that_join_early_count_anew():
         hvd.broadcast_parameters(model.state_dict(), 0)
     train(training, range(STEPS))
     check_same(optimizer.buckets)
-
-
-@on_ranks(2)
-def test_steps_without_a_rank_that_has_joined_are_not_kept():
     training = start()
     optimizer = training.optimizer
     if hvd.rank() == 0:
@@ -107,21 +103,16 @@ def test_steps_without_a_rank_that_has_joined_are_not_kept():
 
 
 @on_ranks(2)
-def test_a_job_that_has_planned_once_measures_no_more():
-    training = start("single")
-    optimizer = training.optimizer
-    train(training, range(50))
-    assert not optimizer._plan._seconds
-
-
-@on_ranks(2)
 def test_a_job_that_starts_anew_plans_anew():
     training = start("single")
     optimizer = training.optimizer
-    train(training, range(20))
+    train(training, range(50))
     assert len(optimizer.buckets) == 1
+    assert not optimizer._plan._seconds  # it measures no more
+    optimizer._plan._watched *= 4  # as after two changes
     hvd.shutdown()
     hvd.init()
+    assert optimizer._plan._watched == auto_plan.WATCHED, "as a new worker, who has not looked"
     train(training, range(5))
     assert len(optimizer.buckets) == 8
     train(training, range(20))
@@ -303,17 +294,6 @@ def test_buckets_that_a_rank_has_no_memory_for_have_none_anywhere(plan):
     optimizer = compare(trained, NET, plan=plan, gradient_as_bucket_view=True).optimizer
     assert [len(bucket) for bucket in optimizer.buckets] == [8]
     assert optimizer._reducer.buckets[0].flat is None
-
-
-@on_ranks(1)
-def test_a_job_that_starts_anew_watches_as_new_ranks_do():
-    """A new worker has not looked at its steps before."""
-    training = start()
-    optimizer = training.optimizer
-    optimizer._plan._watched *= 4  # as after two changes
-    hvd.shutdown()
-    hvd.init()
-    assert optimizer._plan._watched == auto_plan.WATCHED
 
 
 @pytest.mark.parametrize("failing", [0, 1])

@@ -9,8 +9,8 @@ import torch
 
 import aiacc.torch as hvd
 from tests.parallel.planning.test_auto_plan import STEPS, check_same, net
+from tests.support.jobs import on_ranks
 from tests.support.learning.coded import join_as
-from tests.support.ranks import run_ranks
 
 #: Steps that the first rank ends in another way: some step, and those that end a phase.
 _ODD = (3, 5, 12)
@@ -78,11 +78,12 @@ def _left_out(model, optimizer, odd):
 _WAYS = _retries, _refused, _refused_in_step, _refused_for_scaler, _left_out
 
 
-def _train(profile, hosts, arguments):
-    """Further optimizers have files of their own: net.2.json and so on."""
-    os.environ["AIACC_PROFILE"] = str(profile)
-    torch.set_num_threads(1)
-    join_as(hosts)
+@pytest.mark.parametrize("arguments", [{"plan": "auto"}, {"compression": "auto"}, {}])
+@on_ranks(2, starts=False)
+def test_what_searches_or_is_profiled_counts_reductions(arguments, tmp_path):
+    """Of a profile further optimizers have files of their own: net.2.json and so on."""
+    os.environ["AIACC_PROFILE"] = "" if arguments else str(tmp_path / "net.json")
+    join_as("ab" if arguments else "aa")
     for step in _WAYS:
         model = net()
         sgd = torch.optim.SGD(model.parameters(), 0.001)
@@ -92,15 +93,6 @@ def _train(profile, hosts, arguments):
         check_same(optimizer.buckets)
         if "plan" in arguments:
             assert optimizer.plan_phase == "watch"
-    hvd.shutdown()
-
-
-@pytest.mark.parametrize("arguments", [{"plan": "auto"}, {"compression": "auto"}])
-def test_what_searches_counts_reductions(arguments):
-    run_ranks(2, _train, "", "ab", arguments)
-
-
-def test_a_profile_counts_reductions(tmp_path):
-    run_ranks(2, _train, tmp_path / "net.json", "aa", {})
-    files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == ["net.2.json", "net.3.json", "net.4.json", "net.5.json", "net.json"]
+    hvd.barrier()
+    files = ["net.2.json", "net.3.json", "net.4.json", "net.5.json", "net.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ([] if arguments else files)
