@@ -199,7 +199,6 @@ elif TELLS:
     SAVED.append((lambda: LSO(keras.optimizers.Adam(0.05)), scaled, ".keras"))
 
 
-@pytest.mark.fast
 @in_each_keras
 def test_a_saved_model_has_the_plain_optimizer_and_may_be_wrapped_again(tmp_path):
     objects = {"SyncBatchNormalization": hvd.SyncBatchNormalization}
@@ -225,6 +224,7 @@ def test_a_saved_model_has_the_plain_optimizer_and_may_be_wrapped_again(tmp_path
         check_learned(again, model.get_weights(), rtol=0, atol=0)
 
 
+@pytest.mark.fast
 @in_each_keras
 def test_variables_and_layers_of_each_rank_are_not_shared():
     for of in FAMILIES:
