@@ -107,16 +107,15 @@ def test_what_a_killed_job_leaves_is_removed_by_the_next(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["others"]
 
 
-def _come_and_go(folder, rounds):
-    for number in range(rounds):
-        arena = open_arena(folder, size=10_000, samples=10)
-        arena.write(key(number), content(number, 50))
-        assert arena.read(key(number)) in (content(number, 50), None)
-        arena.close()
-
-
 def test_many_may_come_and_go(tmp_path):
-    in_children(_come_and_go, *[(tmp_path, 100)] * 3)
+    def come_and_go():
+        for number in range(100):
+            arena = open_arena(tmp_path, size=10_000, samples=10)
+            arena.write(key(number), content(number, 50))
+            assert arena.read(key(number)) in (content(number, 50), None)
+            arena.close()
+
+    in_children(come_and_go, *[()] * 3)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -45,14 +45,6 @@ def cached(opened, source):
     return opened(source)
 
 
-def damage(folder, sample):
-    """Change bytes of a sample in memory."""
-    (path,) = (folder / "shm").iterdir()
-    with mapped(path) as data:
-        at = data.find(sample["image"].numpy().tobytes())
-        data[at : at + 2] = b"\x00\xff"
-
-
 def fetches(source):
     return [int(line) for line in Path(source.log).read_text().split()]
 
@@ -124,15 +116,14 @@ def test_workers_of_a_data_loader_share_what_they_have(cached, method):
     assert (cached.statistics().fetched, cached.statistics().memory_hits) == (20, 20)
 
 
-def _read_all(source, folder, index):
-    cached = CachedDataset(source, (folder, "1MB"))
-    for number in range(20):
-        assert same(cached[(number + index) % 20], source_sample(source, (number + index) % 20))
-    cached.close()
-
-
 def test_ranks_of_a_node_share(cached, source, tmp_path):
-    in_children(_read_all, *((source, tmp_path / "shm", index) for index in (0, 10)))
+    def read_all(begin):
+        mine = CachedDataset(source, (tmp_path / "shm", "1MB"))
+        for number in (*range(begin, 20), *range(begin)):
+            assert same(mine[number], source_sample(source, number))
+        mine.close()
+
+    in_children(read_all, (0,), (10,))
     assert len(set(fetches(source))) == 20
     assert len(fetches(source)) <= 20 + 4  # two may compare a sample at the same time
     assert cached.statistics().fetched == 20
@@ -156,8 +147,11 @@ def test_requests_of_a_batch_are_in_flight_at_a_time(tmp_path, opened):
     asked = [3, 1, 4, 1, 5, 9, 2, 6, 0]
     batch = cached.__getitems__(asked)
     assert [sample["name"] for sample in batch] == [f"sample {index}" for index in asked]
-    for sample in {sample["name"]: sample for sample in batch}.values():
-        damage(tmp_path, sample)
+    (path,) = (tmp_path / "shm").iterdir()
+    with mapped(path) as data:  # all of them are damaged
+        for sample in {sample["name"]: sample for sample in batch}.values():
+            at = data.find(sample["image"].numpy().tobytes())
+            data[at : at + 2] = b"\x00\xff"
     assert same(cached.__getitems__(asked), batch)
     assert sorted(fetches(cached.dataset)) == sorted([*{*asked}] * 2)
     assert (cached.statistics().corrupt, cached.statistics().fetched) == (8, 16)
@@ -192,20 +186,20 @@ def test_threads_that_want_the_same_sample_fetch_it_once(tmp_path, opened):
     assert fetches(source) == [5]
 
 
-def _reads_what_the_parent_was_fetching(cached):
-    assert not cached._store._fetching  # nobody here brings it
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(cached.__getitem__, [5] * 4))
-    assert {sample["name"] for sample in found} == {"sample 5"}
-
-
 def test_a_child_does_not_wait_for_threads_of_its_parent(tmp_path):
     source = Slow(tmp_path / "log")
     cached = CachedDataset(source, None, (tmp_path, "1MB"), fingerprint="slow")
+
+    def reads_what_the_parent_was_fetching():
+        assert not cached._store._fetching  # nobody here brings it
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(cached.__getitem__, [5] * 4))
+        assert {sample["name"] for sample in found} == {"sample 5"}
+
     with ThreadPoolExecutor(1) as pool:
         pool.submit(cached.__getitem__, 5)
         source.entered.wait()
-        child = FORK.Process(target=_reads_what_the_parent_was_fetching, args=(cached,))
+        child = FORK.Process(target=reads_what_the_parent_was_fetching)
         with cached._store._mutex:
             child.start()
         source.go_on.set()

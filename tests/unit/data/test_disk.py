@@ -202,18 +202,17 @@ def test_a_child_forked_meanwhile_does_not_keep_the_account(tmp_path):
         child.close()
 
 
-def _fill(folder, name, begin):
-    disk = Disk(folder, name, 200_000, "never")
-    for number in range(begin, begin + 100):
-        disk.write(key(number), content(number))
-        assert disk.read(key(number)) in (None, content(number))
-    disk.close()
-
-
 def test_jobs_share_a_folder_within_its_bound(tmp_path):
+    def fill(name, begin):
+        disk = Disk(tmp_path, name, 200_000, "never")
+        for number in range(begin, begin + 100):
+            disk.write(key(number), content(number))
+            assert disk.read(key(number)) in (None, content(number))
+        disk.close()
+
     # In use to the end: a set whose jobs have all ended gives way to the others.
     both = [Disk(tmp_path, name, 200_000, "never") for name in (MINE, OTHER)]
-    in_children(_fill, (tmp_path, MINE, 0), (tmp_path, MINE, 50), (tmp_path, OTHER, 0))
+    in_children(fill, (MINE, 0), (MINE, 50), (OTHER, 0))
     assert 30 < len(records(tmp_path)) < 50
     assert bytes_in(tmp_path) <= 200_000
     assert_counted(tmp_path)  # also of records that two have written at a time
