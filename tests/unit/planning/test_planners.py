@@ -259,7 +259,7 @@ def test_searches_and_explanations_know_the_kinds():
     assert f"ends here: bucket {len(plan.buckets) - 1} is of another dtype" in text
 
 
-def test_buckets_need_no_neighbours_but_the_order_of_the_trace():
+def test_buckets_need_no_neighbours_but_the_tensors_and_the_order_of_the_trace():
     trace = with_dtypes(random_trace(random.Random(4), 4), "abab")
     problem = Problem(trace, Affine(0.1, 1e-6))
     for schedule in ("all_reduce", DECOUPLED):
@@ -270,6 +270,9 @@ def test_buckets_need_no_neighbours_but_the_order_of_the_trace():
     for buckets in ((("t1", "t3"), ("t0", "t2")), (("t2", "t0"), ("t1", "t3"))):
         with pytest.raises(ValueError, match="not in the order of the trace"):
             predict(problem, Plan("mine", buckets))
+    plan = planners.plan("single", random_trace(random.Random(9), 5), Affine(0.1, 1e-6))
+    with pytest.raises(ValueError, match="plan again"):
+        predict(Problem(models.trace_of("vgg16"), Affine(0.1, 1e-6)), plan)
 
 
 @pytest.mark.parametrize(
@@ -303,9 +306,3 @@ def test_names_that_nobody_knows(names, text):
     for name in names:
         with pytest.raises(ValueError, match=text):
             planners.plan(name, bursts((0.0, 1)), Affine(0.0, 1.0))
-
-
-def test_a_plan_for_another_trace_is_refused():
-    plan = planners.plan("single", random_trace(random.Random(9), 5), Affine(0.1, 1e-6))
-    with pytest.raises(ValueError, match="plan again"):
-        predict(Problem(models.trace_of("vgg16"), Affine(0.1, 1e-6)), plan)

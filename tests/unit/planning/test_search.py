@@ -64,13 +64,18 @@ def test_lanes_that_share_a_wire_do_not_hide_what_bytes_cost(name, at_once):
     assert fit_steps([_operations(trace, finished)])[1] == pytest.approx(b, rel=0.06)
 
 
-def test_operations_that_end_together_are_one_sample():
+def test_operations_that_end_together_or_are_of_one_size():
     together = [Operation(0.0, 1.0, 10), Operation(0.5, 1.0, 20), Operation(0.25, 3.0, 40)]
     assert samples_of_step(together) == [(30.0, 1.0), (40.0, 2.0)]
     assert samples_of_step([]) == []
     assert busy_s([together, together, together[:1]]) == 3.0
     assert busy_s([[], together]) == 3.0
     assert busy_s([[]]) == 0.0
+    steps = [[Operation(0.0, 1.0, 100), Operation(0.0, 2.0, 100)]]
+    assert fit_steps(steps, (0.1, 0.004)) == pytest.approx((0.2, 0.008))
+    assert fit_steps(steps) == (1.0, 0.0)  # nothing was assumed
+    with pytest.raises(ValueError, match="2 steps without an operation"):
+        fit_steps([[], []], (0.1, 0.004))
 
 
 def test_costs_keep_the_time_of_the_steps_and_are_startup_where_bytes_cost_nothing():
@@ -97,14 +102,6 @@ def test_a_stall_in_one_of_the_steps_says_nothing_about_the_network():
         return operations
 
     assert fit_steps([step(0.0), step(300.0), step(0.0), step(0.0)]) == pytest.approx((a, b), 0.05)
-
-
-def test_operations_of_one_size_keep_the_proportion_of_what_was_assumed():
-    steps = [[Operation(0.0, 1.0, 100), Operation(0.0, 2.0, 100)]]
-    assert fit_steps(steps, (0.1, 0.004)) == pytest.approx((0.2, 0.008))
-    assert fit_steps(steps) == (1.0, 0.0)  # nothing was assumed
-    with pytest.raises(ValueError, match="2 steps without an operation"):
-        fit_steps([[], []], (0.1, 0.004))
 
 
 def _search(seconds_of, costs=KNOWN, assumed=KNOWN, *, constraints=UNCONSTRAINED, **options):

@@ -98,7 +98,7 @@ def test_what_is_cut_for_the_ranks_is_joined_again():
             assert joined[number][key].stride() == value.stride()
 
 
-def test_cut_state_is_no_part_of_the_memory_it_came_from():
+def test_cut_state_is_a_copy_and_that_of_another_model_is_refused():
     parameters, optimizer = _plain()
     parameters[0].grad = torch.ones(4, 5)
     optimizer.step()
@@ -109,9 +109,6 @@ def test_cut_state_is_no_part_of_the_memory_it_came_from():
     part["exp_avg"] += 1
     assert whole["state"][0]["step"] == 1
     assert whole["state"][0]["exp_avg"].max() < 1
-
-
-def test_state_of_another_model_is_refused():
     _, optimizer = _plain()
     with pytest.raises(
         ValueError, match=r"2 parameter groups with 4 parameters .expected 1 with 1"

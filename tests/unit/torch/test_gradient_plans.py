@@ -133,7 +133,7 @@ def test_what_is_no_plan(plan):
 # --- where they are
 
 
-def test_views_are_aligned_and_have_the_form_of_their_parameters():
+def test_views_are_aligned_and_have_the_form_of_their_parameters_in_memory_of_one_kind():
     assert lay_out([3, 17, 1], 4) == ([0, 16, 48], 64)
     assert lay_out([3, 17, 1], 2) == ([0, 32, 64], 96)
     assert lay_out([0, 0], 4) == ([0, 0], 0)
@@ -145,9 +145,6 @@ def test_views_are_aligned_and_have_the_form_of_their_parameters():
         assert view.shape == parameter.shape
     assert [view.stride() for view in views] == [(1,), (1, 3), (4, 1)]
     assert [memory.eq(number + 1).sum() for number in range(3)] == [3, 6, 8]
-
-
-def test_memory_of_a_bucket_is_of_one_kind_or_its_own():
     with pytest.raises(ValueError, match=r"float32.*float64.*expected one"):
         flat_buckets([torch.ones(1), torch.ones(1).double()])
     assert own_memory([torch.ones(1), torch.ones(1).double()]) is None
