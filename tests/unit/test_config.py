@@ -99,7 +99,6 @@ KNOWN = [name for name, *_ in _core.env_table()]
         ("AIACC_LANE=4", r"AIACC_LANE \(did you mean AIACC_LANES\?\) is no variable of aiacc"),
         ("AIACC_ADDRESS=4", r"AIACC_ADDRESS \(did you mean AIACC_ADDR\?\) is no"),
         ("AIACC_TIMEOUT_S=4", r"AIACC_TIMEOUT_S \(did you mean AIACC_PEER_TIMEOUT_S\?\) is"),
-        ("AIACC_LOGLEVEL=4", r"AIACC_LOGLEVEL \(did you mean AIACC_LOG_LEVEL\?\) is no"),
         ("AIACC_LANE=2 AIACC_COLOUR=1", r"AIACC_COLOUR, AIACC_LANE \(did.*\?\) are no variables"),
     ],
 )

@@ -12,8 +12,6 @@ from tests.support.programs import run_program
 
 MODULE = Path(_core.__file__)
 LIBRARY = MODULE.with_name("libaiacc_core.so")
-ONE = "aiacc::Runtime::instance()"
-ERROR = "typeinfo for aiacc::Error"
 
 
 def _tool(*command):
@@ -31,7 +29,7 @@ def _symbols(path, *flags):
 def test_the_module_has_no_core_of_its_own_and_finds_the_library_beside_it():
     module = _symbols(MODULE, "-D")
     library = _symbols(LIBRARY, "-D")
-    for symbol in (ONE, ERROR):
+    for symbol in ("aiacc::Runtime::instance()", "typeinfo for aiacc::Error"):
         assert module[symbol] == "U"
         assert library[symbol] in "TVDR"
     # Functions that are not exported would be in the whole table.

@@ -6,13 +6,6 @@ from aiacc.autotune.lane_search import TOLERANCE, LaneSearch, candidates, choose
 
 
 @pytest.mark.parametrize(
-    ("most", "expected"), [(1, [1]), (2, [2, 1]), (6, [6, 4, 2, 1]), (8, [8, 4, 2, 1])]
-)
-def test_candidates(most, expected):
-    assert candidates(most) == expected
-
-
-@pytest.mark.parametrize(
     ("seconds", "expected"),
     [
         ({1: [1.0], 2: [1.0], 4: [1.0]}, 1),  # no gain: the fewest
@@ -39,6 +32,8 @@ def _settle(search, seconds_of):
 
 
 def test_search_finds_what_is_fastest_though_steps_drift():
+    found = {most: candidates(most) for most in (1, 2, 6, 8)}
+    assert found == {1: [1], 2: [2, 1], 6: [6, 4, 2, 1], 8: [8, 4, 2, 1]}
     # A capped flow: time falls with lanes up to 4. Every step is a bit slower than the last.
     search = LaneSearch(8)
     used = _settle(search, lambda step, lanes: 1 / min(lanes, 4) * (1 + 0.001 * step))

@@ -79,7 +79,7 @@ def test_connections_are_read_from_ss():
         sockets.parse("Error: unknown option\n")
 
 
-def test_what_the_bus_bandwidth_may_be_at_most():
+def test_what_the_bus_bandwidth_may_be_at_most_and_the_flows_that_an_engine_promises():
     for spec, numbers, expected in (
         (Spec(), [2], 500),
         (Spec(), [8], 1000),
@@ -89,9 +89,6 @@ def test_what_the_bus_bandwidth_may_be_at_most():
         (Spec(nic_mbit=0), [2, 4], 2000),
     ):
         assert allreduce.limit_mbit(spec, *numbers) == expected, (spec, numbers)
-
-
-def test_the_flows_that_an_engine_promises():
     for engine, hosts, per_host, lanes, expected in (
         ("tcp", 4, 1, 3, 3),
         ("tcp", 4, 2, 3, None),

@@ -138,7 +138,7 @@ def _trained(contender, losses, held_out=1.0, seed=1, sent=1000):
     return {"task": task, "interval": 20, **kept}
 
 
-def test_gaps_of_compression_are_those_to_float32_with_the_same_seed():
+def test_gaps_of_compression_are_to_float32_with_the_same_seed_and_bytes_count_until_then():
     group = [
         _trained("dense", [2.0] * 18 + [1.2, 0.8]),
         _trained("dense", [4.0] * 20, seed=2),
@@ -150,9 +150,7 @@ def test_gaps_of_compression_are_those_to_float32_with_the_same_seed():
     assert compressed.gap_of(group[2], group, compressed.held_out_loss) == pytest.approx(50)
     alone = _trained("int8", [1.0] * 20, seed=3)
     assert compressed.groups([*group, alone]) == {("digits", 2, 400, 0.0): group}
-
-
-def test_bytes_count_until_the_mean_of_five_intervals_is_low_enough():
+    # The mean of five intervals is low enough then.
     dense = _trained("dense", [2.0] * 10 + [1.0] * 10)
     early = _trained("int8", [1.0] * 4 + [1.2, 1.0] + [3.0] * 14, sent=10)
     never = _trained("int4", [1.06] * 20)

@@ -105,7 +105,6 @@ def test_settings_that_are_equal_are_no_contradiction():
     ("hosts", "launcher", "lacking", "engine", "said"),
     [
         ("a", "alone", [], "local", ""),
-        ("a", "pmi", [], "local", ""),
         ("aa", "rendezvous", [], "hierarchical", ""),
         ("abbb", "torchrun", [], "hierarchical", ""),
         ("aab", "torchrun", [1], "hierarchical", ""),

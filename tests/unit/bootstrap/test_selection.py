@@ -74,7 +74,6 @@ def test_whose_word_counts(variables, name):
         ({}, {"rank": 1, "size": 4, "rendezvous_file": "/x"}, "file", (1, 4)),
         (SLURM, {}, "slurm", (1, 4)),
         (SLURM, {"addr": "127.0.0.1:1"}, "slurm", (1, 4)),
-        (SLURM, {"rank": 1, "size": 4}, "slurm", (1, 4)),
         # Settings that are complete replace what a launcher says.
         (SLURM, {"rank": 0, "size": 2, "addr": "127.0.0.1:1"}, "rendezvous", (0, 2)),
         (SLURM, {"rank": 0, "size": 1}, "alone", (0, 1)),
@@ -111,9 +110,7 @@ def test_what_providers_have_been_told():
         ({}, {"addr": "a:1"}, "AIACC_ADDR is set without AIACC_RANK"),
         ({}, {"rendezvous_file": "/x"}, "AIACC_RENDEZVOUS_FILE is set without AIACC_RANK"),
         (HYDRA, {"size": 5}, "AIACC_SIZE=5, but mpirun says 2 processes"),
-        (HYDRA, {"size": 5, "rank": 1}, "AIACC_SIZE=5, but mpirun says 2 processes"),
         (HYDRA, {"rank": 0}, "AIACC_RANK=0, but mpirun says that this is rank 1"),
-        (HYDRA, {"size": 1}, "AIACC_SIZE=1, but mpirun says 2 processes"),
         (ALONE_HYDRA, {"size": 5}, "AIACC_SIZE=5, but mpirun says 1 processes"),
         (TORCHRUN, {"size": 5}, r"AIACC_SIZE=5, but torchrun \(WORLD_SIZE, RANK\) says 2"),
         (SLURM, {"size": 5}, "AIACC_SIZE=5, but srun says 4 processes"),

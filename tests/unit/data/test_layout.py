@@ -21,9 +21,6 @@ from aiacc.data.layout import (
     plan,
 )
 
-MEMINFO = "MemFree:  1 kB\nMemTotal:       16000000 kB\n"
-VERSION_1 = "5:cpu,cpuacct:/a\n4:memory:/docker/1\n1:name=systemd:/a\n"
-
 
 @pytest.mark.parametrize(
     ("cgroup", "limits", "expected"),
@@ -37,7 +34,7 @@ VERSION_1 = "5:cpu,cpuacct:/a\n4:memory:/docker/1\n1:name=systemd:/a\n"
             3_000_000_000,
         ),
         (
-            VERSION_1,
+            "5:cpu,cpuacct:/a\n4:memory:/docker/1\n1:name=systemd:/a\n",
             {
                 "memory/docker/1/memory.limit_in_bytes": "4000000000\n",
                 "memory/a/memory.limit_in_bytes": "1\n",
@@ -49,7 +46,7 @@ VERSION_1 = "5:cpu,cpuacct:/a\n4:memory:/docker/1\n1:name=systemd:/a\n"
 )
 def test_the_least_limit_counts(tmp_path, cgroup, limits, expected):
     assert sizes.memory_there_is(tmp_path) == 0, "unknown"
-    files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": cgroup}
+    files = {"proc/meminfo": "MemFree:  1 kB\nMemTotal:  16000000 kB\n", "proc/self/cgroup": cgroup}
     files |= {f"sys/fs/cgroup/{name}": text for name, text in limits.items()}
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

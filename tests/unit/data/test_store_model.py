@@ -6,6 +6,7 @@ of which has room for everything, is its data set.
 
 import collections
 import errno
+import functools
 import multiprocessing
 import os
 import random
@@ -69,21 +70,21 @@ def test_lru_keeps_what_is_used(tier, room, size, count, tmp_path):
     store.close()
 
 
-def _write_ten(tier, folder, begin):
-    store = TIERS[tier](folder)
-    for number in range(begin, begin + 10):
-        store.write(key(number), content(number))
-
-
 @pytest.mark.parametrize(("tier", "stores_of_a_record"), [("memory", 3), ("disk", 8)])
 def test_a_writer_that_is_killed_at_any_point_leaves_it_whole(tier, stores_of_a_record, tmp_path):
     store = TIERS[tier](tmp_path)
     for number in range(10):
         store.write(key(number), content(number))
     most = 0
+
+    def write_ten(begin):
+        mine = TIERS[tier](tmp_path)
+        for number in range(begin, begin + 10):
+            mine.write(key(number), content(number))
+
     for step in range(1, 4 * stores_of_a_record):
         begin = 100 * step
-        killed = in_child(die_before, step, lambda begin=begin: _write_ten(tier, tmp_path, begin))
+        killed = in_child(die_before, step, functools.partial(write_ten, begin))
         assert killed == -signal.SIGKILL
         found = [store.read(key(number)) for number in range(begin, begin + 10)]
         complete = sum(one is not None for one in found)
