@@ -33,6 +33,7 @@ LAUNCHERS = [
     pytest.param("mpirun", "pmi", id="mpirun", marks=pytest.mark.mpi),
     pytest.param("torchrun", "torchrun", id="torchrun"),
     pytest.param("srun", "slurm", id="srun"),
+    pytest.param("explicit", "file", id="shared directory"),
 ]
 OFTEN = [20, pytest.param(200, marks=pytest.mark.nightly)]
 
@@ -49,17 +50,12 @@ def exchange_and_leave_nothing(generations):
 @pytest.mark.parametrize(("launcher", "name"), LAUNCHERS)
 @pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("generations", OFTEN)
-def test_many_generations_leave_nothing(launcher, name, size, generations):
-    names = run_ranks(size, exchange_and_leave_nothing, generations, launcher=launcher)
+def test_many_generations_leave_nothing(launcher, name, size, generations, tmp_path):
+    meeting = tmp_path / "meeting"
+    env = {"AIACC_ADDR": "", "AIACC_RENDEZVOUS_FILE": str(meeting)} if name == "file" else {}
+    names = run_ranks(size, exchange_and_leave_nothing, generations, launcher=launcher, env=env)
     assert names == [name] * size
-
-
-@pytest.mark.parametrize("generations", OFTEN)
-def test_many_generations_over_a_shared_directory_leave_nothing(generations, tmp_path):
-    env = {"AIACC_ADDR": "", "AIACC_RENDEZVOUS_FILE": str(tmp_path / "meet")}
-    names = run_ranks(3, exchange_and_leave_nothing, generations, env=env)
-    assert names == ["file"] * 3
-    assert list((tmp_path / "meet").iterdir()) == []
+    assert name != "file" or list(meeting.iterdir()) == []
 
 
 def rank_1_comes_late(late_attempts, folder):
@@ -123,16 +119,11 @@ def as_task(job, steps, tasks, nodes):
 @pytest.mark.parametrize(
     ("steps", "tasks", "nodes", "places"),
     [
-        pytest.param((1, 2), 2, "localhost", [(0, 2, 0, 2), (1, 2, 1, 2)] * 2, id="two at once"),
+        ((1, 2), 2, "localhost", [(0, 2, 0, 2), (1, 2, 1, 2)] * 2),
         # The first node has two tasks; both names mean this machine.
-        pytest.param(
-            (0,),
-            3,
-            "localhost,127.0.0.1",
-            [(0, 3, 0, 2), (1, 3, 1, 2), (2, 3, 0, 1)],
-            id="on two nodes",
-        ),
+        ((0,), 3, "localhost,127.0.0.1", [(0, 3, 0, 2), (1, 3, 1, 2), (2, 3, 0, 1)]),
     ],
+    ids=["two at once", "on two nodes"],
 )
 def test_steps_of_slurm(steps, tasks, nodes, places):
     job = fake_srun.free_job(steps[0])

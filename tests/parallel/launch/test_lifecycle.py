@@ -31,7 +31,10 @@ def _open_things():
     return sorted(descriptors), files, mapped
 
 
-def _init_and_shut_down(times):
+@pytest.mark.alone
+@pytest.mark.parametrize("times", [20, pytest.param(200, marks=pytest.mark.nightly)])
+@on_ranks(2, 3, starts=False)
+def test_initialise_and_shut_down_many_times_leaves_nothing(times):
     threads = footprint.running_threads()
     hvd.init()  # what stays for good, such as the lock of atexit, is there after the first
     hvd.shutdown()
@@ -48,31 +51,17 @@ def _init_and_shut_down(times):
     assert footprint.threads_after_join(threads) == threads
 
 
-@pytest.mark.alone
-@pytest.mark.parametrize(
-    ("size", "times"), [(2, 20), (3, 5), pytest.param(2, 200, marks=pytest.mark.nightly)]
-)
-def test_initialise_and_shut_down_many_times_leaves_nothing(size, times):
-    run_ranks(size, _init_and_shut_down, times)
-
-
-def _idle(seconds):
-    hvd.init()
+@on_ranks(2)
+def test_idle_ranks_exchange_no_rounds():
     hvd.allreduce(np.ones(10), name="warm")
     hvd.barrier()
     rounds = [_core.stats()["rounds"]]
     # The last round that the barrier causes has no event, and on a busy machine it may come late.
     while len(rounds) < 10 and rounds[-1:] != rounds[-2:-1]:
-        threading.Event().wait(seconds)
+        threading.Event().wait(1.0)
         rounds.append(_core.stats()["rounds"])
     hvd.barrier()
-    hvd.shutdown()
-    return rounds
-
-
-def test_idle_ranks_exchange_no_rounds():
-    for rounds in run_ranks(2, _idle, 1.0):
-        assert rounds[-1] == rounds[-2] > 0, rounds
+    assert rounds[-1] == rounds[-2] > 0, rounds
 
 
 def _who_am_i():
