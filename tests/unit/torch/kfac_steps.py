@@ -53,15 +53,13 @@ def factors_by_hand(seen):
 def solved(a, g, gradient, damping: float, solve: str = "cholesky", split: str = "pi"):
     """What K-FAC makes of the gradient of a layer, with dense matrices."""
     if solve == "eigh":
-        dense = torch.kron(g, a.diag() if a.dim() == 1 else a)
+        dense = torch.kron(g, a)
         dense = dense + damping * torch.eye(len(dense), dtype=dense.dtype)
         return torch.linalg.solve(dense, gradient.flatten()).view(gradient.shape)
     of_a = of_g = damping
     if split == "pi":
-        mean_a = a.mean() if a.dim() == 1 else a.diagonal().mean()
-        pi = (mean_a / g.diagonal().mean()).sqrt()
+        pi = (a.diagonal().mean() / g.diagonal().mean()).sqrt()
         of_a, of_g = pi * damping**0.5, damping**0.5 / pi
-    a = a.diag() if a.dim() == 1 else a
     a = a + of_a * torch.eye(len(a), dtype=a.dtype)
     g = g + of_g * torch.eye(len(g), dtype=g.dtype)
     return torch.linalg.solve(g, torch.linalg.solve(a, gradient.T).T)

@@ -25,16 +25,15 @@ from tests.unit.torch.kfac_steps import (
 )
 
 
-def _check_step(model, kfac, seen, damping=0.1, **how):
-    """Let K-FAC take a step whose last pass has `seen` that; the gradients before it."""
+def _check_step(model, kfac, seen, **how):
+    """Let K-FAC take a step whose last pass has `seen` that."""
     before = gradients_of(model)
     kfac.step()
     wanted = {
-        name: solved(*factors_by_hand(seen[name]), gradient, damping, **how)
+        name: solved(*factors_by_hand(seen[name]), gradient, 0.1, **how)
         for name, gradient in before.items()
     }
     assert_same(gradients_of(model), wanted)
-    return before
 
 
 def test_the_length_of_a_step_is_bounded():
