@@ -20,7 +20,7 @@ from aiacc.kfac.step import (
     step,
 )
 from aiacc.kfac.timeline import timeline_of
-from aiacc.planning.cost import ALL_REDUCE, REDUCE_SCATTER, Affine
+from aiacc.planning.cost import Affine
 from aiacc.planning.models import MODELS, modelled
 from aiacc.planning.models.kronecker import layers_of
 from aiacc.planning.models.layers import Layers
@@ -119,26 +119,6 @@ def test_gradients_between_two_factors_stay_together_and_others_need_not():
     assert len(gradients) > 1
     for bucket in gradients[:-1]:
         assert is_factor(order[order.index(bucket.tensors[-1]) + 1])
-
-
-def test_factors_of_owners_are_reduced_for_half_of_the_bytes():
-    trace = resnet50()
-    names = [tensor.name for tensor in trace.tensors if is_factor(tensor.name)]
-    sizes = {tensor.name: tensor.bytes for tensor in trace.tensors}
-    owned = {name: 0 if number % 3 else None for number, name in enumerate(names)}
-    for owners in ({}, owned, dict.fromkeys(names, 1)):
-        buckets = plan_buckets(trace, COSTS, INTERLEAVED, owners)
-        assert everything(trace, buckets)
-        for bucket in buckets:
-            alone = all(owners.get(name) is not None for name in bucket.tensors)
-            assert bucket.operation == (REDUCE_SCATTER if alone else ALL_REDUCE)
-            nbytes = sum(sizes[name] for name in bucket.tensors)
-            assert bucket.seconds == COSTS.fused.time(bucket.operation, nbytes)
-    ends = [
-        simulated(trace, plan_buckets(trace, COSTS, INTERLEAVED, owners)).end_s
-        for owners in (dict.fromkeys(names, 1), owned, {})
-    ]
-    assert ends == sorted(ends)
 
 
 @pytest.mark.parametrize("fusion", [HOROVOD, INTERLEAVED])

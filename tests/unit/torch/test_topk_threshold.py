@@ -24,14 +24,6 @@ def test_it_finds_what_a_sort_finds(k):
     assert _check(tensor, k) == k
 
 
-@pytest.mark.parametrize("draw", ["normal_", "uniform_", "exponential_", "cauchy_"])
-@pytest.mark.parametrize("count", [100_000, 1_000_000])
-def test_the_published_search_finds_the_largest(draw, count):
-    """At least 99.98 % of them by 30 samplings, so all of a thousand; or others as large."""
-    tensor = getattr(torch.empty(count), draw)(generator=torch.Generator().manual_seed(0))
-    assert _check(tensor, 1000, "reference") == 1000
-
-
 @pytest.mark.parametrize("k", [0, 1, 5, 99, 100])
 @pytest.mark.parametrize(
     "tensor",
