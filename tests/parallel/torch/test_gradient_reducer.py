@@ -20,6 +20,7 @@ from aiacc.torch.reducer.plan import Planner
 from aiacc.torch.reducer.reducer import GradientReducer
 from aiacc.torch.reducer.storage import flat_buckets, own_memory
 from tests.support.jobs import on_ranks
+from tests.support.learning.training import distributed
 
 KINDS = [{}, {"groups": 2}, {"gradient_as_bucket_view": True, "bucket_bytes": 256}]
 
@@ -58,9 +59,7 @@ def test_an_operation_is_prepared_once():
     prepared = _count_preparations()
     for options in KINDS:
         model = _net()
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), **options
-        )
+        optimizer = distributed(model, torch.optim.SGD(model.parameters(), 0.1), **options)
         by_step = []
         for _ in range(4):
             prepared.clear()
@@ -225,9 +224,7 @@ def _fails_half_way(kind):
 @on_ranks(2)
 def test_memory_of_an_optimizer_that_is_given_up_lives_until_the_core_is_done():
     model = _net()
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters()
-    )
+    optimizer = distributed(model, torch.optim.SGD(model.parameters(), 0.1))
     for kind in ("gradients", "residuals"):
         if hvd.rank() == 0:
             memory = _fails_half_way(kind)

@@ -21,6 +21,14 @@ def _values(source, target, count, dtype):
     return torch.randint(0, 5, (count,), generator=generator).to(dtype)
 
 
+def _received(expected, *source, **options):
+    """Receive what is equal to this; the rank that it is from."""
+    received = torch.full_like(expected, 7)
+    sender = dist.recv(received, *source, **options)
+    assert_equal(received, expected)
+    return sender
+
+
 @in_group(3)
 def test_every_pair():
     me, size = dist.get_rank(), dist.get_world_size()
@@ -32,9 +40,7 @@ def test_every_pair():
                     if me == source:
                         dist.send(sent, target)
                     if me == target:
-                        received = torch.empty_like(sent)
-                        assert dist.recv(received, source) == source
-                        assert_equal(received, sent)
+                        assert _received(sent, source) == source
 
 
 @in_group(2)
@@ -45,9 +51,7 @@ def test_tags():
     works = [dist.isend(tensor, other, tag=tag) for tag, tensor in enumerate(tensors)]
     works.append(dist.isend(torch.full((5,), 10.0 + me), other, tag=0))
     for tag in (2, 0, 1):
-        received = torch.empty(5 + tag)
-        dist.recv(received, other, tag=tag)
-        assert_equal(received, torch.full((5 + tag,), float(other)))
+        _received(torch.full((5 + tag,), float(other)), other, tag=tag)
     # Those of the same tag stay in order.
     received = torch.empty(5)
     work = dist.irecv(received, other)
@@ -69,9 +73,8 @@ def test_any_source():
             dist.send(torch.tensor([me]), root, group=of, tag=9)
         if me == root:
             for sender in senders:  # the tag tells which
-                received = torch.empty(sender + 1, dtype=torch.int64)
-                assert dist.recv(received, group=of, tag=sender) == sender
-                assert_equal(received, torch.full((sender + 1,), sender))
+                expected = torch.full((sender + 1,), sender)
+                assert _received(expected, group=of, tag=sender) == sender
             sources = []
             for _ in senders:  # in whatever order they come
                 received = torch.empty(1, dtype=torch.int64)
@@ -90,9 +93,7 @@ def test_same_ranks_in_two_groups():
         for number, group in enumerate(groups)
     ]
     for number in (2, 0, 1):
-        received = torch.empty(1, dtype=torch.int64)
-        dist.recv(received, other, group=groups[number])
-        assert received.item() == number
+        _received(torch.tensor([number]), other, group=groups[number])
     for work in works:
         work.wait()
     assert me in (0, 1)
@@ -105,9 +106,7 @@ def test_ranks_of_a_group():
         dist.send(torch.ones(2), group=group, group_dst=1)
         dist.send_object_list(["one", {"two": 2}], dst=3, group=group)
     if dist.get_rank() == 3:
-        received = torch.zeros(2)
-        dist.recv(received, group=group, group_src=0)
-        assert_equal(received, torch.ones(2))
+        _received(torch.ones(2), group=group, group_src=0)
         objects = [None, None]
         assert dist.recv_object_list(objects, src=1, group=group) == 1
         assert objects == ["one", {"two": 2}]
@@ -174,9 +173,7 @@ def test_wrong_use():
     if me == 0:  # the job goes on
         dist.send(torch.ones(2), 1)
     else:
-        received = torch.zeros(2)
-        dist.recv(received, 0)
-        assert_equal(received, torch.ones(2))
+        _received(torch.ones(2), 0)
 
 
 @in_group(2, missing=[1])

@@ -37,8 +37,14 @@ def _input(rank, shape, dtype, seed=0):
     return torch.randint(1, 4, shape, generator=generator).to(dtype)
 
 
-def _reduce(rank, size, group=None, members=None):
-    root = size - 1 if members is None else members[-1]
+def _place(group=None):
+    """This process's rank, the number of ranks, and their numbers in the world."""
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)
+    return dist.get_rank(group), len(members), members
+
+
+def _reduce(group=None):
+    rank, size, (*_, root) = _place(group)
     for seed, (op, combine) in enumerate(REDUCTIONS.items()):
         bitwise = seed >= 4
         for dtype in (torch.int32, torch.uint8) if bitwise else (torch.float32, torch.int64):
@@ -59,8 +65,8 @@ def _reduce(rank, size, group=None, members=None):
     assert_equal(columns, torch.arange(6.0).reshape(2, 3).T * size)
 
 
-def _move(rank, size, group=None, members=None):
-    members = members or range(size)
+def _move(group=None):
+    rank, size, members = _place(group)
     for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
         inputs = [_input(r, (2, 3), dtype) for r in range(size)]
         mine = inputs[rank]
@@ -80,7 +86,8 @@ def _move(rank, size, group=None, members=None):
                 assert_equal(torch.stack(at_root), torch.stack(inputs))
 
 
-def _scatter(rank, size, group=None, members=None):
+def _scatter(group=None):
+    rank, size, members = _place(group)
     whole = torch.arange(2.0 * size).reshape(size, 2)
     part = torch.empty(2)
     dist.reduce_scatter_tensor(part, whole * (rank + 1), group=group)
@@ -89,7 +96,7 @@ def _scatter(rank, size, group=None, members=None):
     assert_equal(part, whole[rank])
     with pytest.raises(ValueError, match=f"expected {2 * size} in the input"):
         dist.reduce_scatter_tensor(part, torch.ones(2 * size + 1), group=group)
-    for root, member in enumerate(members or range(size)):
+    for root, member in enumerate(members):
         rows = list((whole + root).unbind()) if rank == root else None
         dist.scatter(part, rows, member, group=group)
         assert_equal(part, whole[rank] + root)
@@ -108,9 +115,9 @@ def _scatter(rank, size, group=None, members=None):
     assert_equal(received, torch.arange(0, 10.0 * size, 10) + rank)
 
 
-def _objects(rank, size, group=None, members=None):
+def _objects(group=None):
+    rank, size, (*_, root_member) = _place(group)
     root = size - 1
-    root_member = root if members is None else members[root]
     of_all = [{"rank": r, "data": [1] * (100 * r)} for r in range(size)]
     everyones = [None] * size
     dist.all_gather_object(everyones, of_all[rank], group=group)
@@ -126,15 +133,15 @@ def _objects(rank, size, group=None, members=None):
     assert mine == [f"for {rank}"]
 
 
-def check_every_operation(group=None, members=None):
-    """Every collective of torch, in a group of which this process is one of the ``members``."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
+def check_every_operation(group=None):
+    """Every collective of torch, in a group of which this process is a member."""
     for check in (_reduce, _move, _scatter, _objects):
-        check(rank, size, group, members)
+        check(group)
     dist.barrier(group=group)
 
 
-def _asynchronous(rank, size):
+def _asynchronous():
+    size = dist.get_world_size()
     works = []
     for number in range(40):
         tensor = torch.full((1000,), float(number))
@@ -154,8 +161,9 @@ def _asynchronous(rank, size):
     dist.barrier()
 
 
-def _callbacks_that_wait(rank, size):
+def _callbacks_that_wait():
     """As the hook for PowerSGD does: a callback of a future waits for another one."""
+    rank, size, _ = _place()
 
     def reduce_again(future):
         (total,) = future.value()
@@ -196,8 +204,8 @@ def test_every_operation():
     assert dist.get_backend() == "aiacc"
     assert (hvd.rank(), hvd.size()) == (rank, size)
     check_every_operation()
-    _asynchronous(rank, size)
-    _callbacks_that_wait(rank, size)
+    _asynchronous()
+    _callbacks_that_wait()
     _nobody_waits()
     if size > 1:
         _disagree(rank, size)

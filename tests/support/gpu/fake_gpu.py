@@ -20,7 +20,7 @@ import contextlib
 import ctypes
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -40,28 +40,18 @@ _SINGLE = DTYPE_CODES[torch.float32]
 LIBRARY = ranks.ROOT / "build/dev/tests/cpp/fake_driver/libcuda.so.1"
 
 
-class Report(NamedTuple):
-    """What a rank did to its fake GPU."""
-
-    result: Any
-    waits: int
-    synchronising_calls: int
+#: Handles of operations that a stream of this rank has waited for.
+waits: list[int] = []
 
 
-def run_ranks(size: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-    """`ranks.run_ranks` on fake GPUs; the results of the ranks."""
-    reports = run_ranks_and_report(size, function, *args, **options)
-    return [None if report is None else report.result for report in reports]
-
-
-def run_ranks_and_report(
+def run_ranks(
     size: int,
     function: Callable[..., Any],
     *args: Any,
     env: dict[str, str] | None = None,
     **rest: Any,
-) -> list[Report]:
-    """The same, with what the ranks did to their GPUs."""
+) -> list[Any]:
+    """`ranks.run_ranks` on fake GPUs; the results of the ranks."""
     if not LIBRARY.exists():
         missing(f"{LIBRARY.relative_to(ranks.ROOT)} is not built; run make test-cpp")
     changes = {"LD_LIBRARY_PATH": str(LIBRARY.parent), **(env or {})}
@@ -76,10 +66,10 @@ def driver() -> ctypes.CDLL:
     return fake
 
 
-def on_fake_gpu(function: Callable[..., Any], *args: Any) -> Report:
+def on_fake_gpu(function: Callable[..., Any], *args: Any) -> Any:
     """Run ``function(*args)`` with tensors that pass for ones on device 0. For a rank process."""
     fake = driver()
-    waits = _order_by_waiting(fake)
+    _order_by_waiting(fake)
     _core.read_tensors_of((), None, None)  # it would see where tensors really are
     _pretend_placement()
     _pretend_streams(fake)
@@ -87,7 +77,7 @@ def on_fake_gpu(function: Callable[..., Any], *args: Any) -> Report:
     with _MarksHost():
         result = function(*args)
     assert fake.fake_misuses() == 0
-    return Report(result, len(waits), fake.fake_synchronising_calls())
+    return result
 
 
 #: By the core's number: csrc/kernels/batch_copy.h.
@@ -163,9 +153,8 @@ def is_on_host(tensor: torch.Tensor) -> bool:
     return getattr(tensor.untyped_storage(), "on_host", False)
 
 
-def _order_by_waiting(fake: ctypes.CDLL) -> list[int]:
+def _order_by_waiting(fake: ctypes.CDLL) -> None:
     real_wait, real_take = _core.wait, _core.take_into
-    waits: list[int] = []
 
     def wait(handle: int, *stream: int) -> bool:
         coded = real_wait(handle, *stream)
@@ -180,7 +169,6 @@ def _order_by_waiting(fake: ctypes.CDLL) -> list[int]:
         return received
 
     _core.wait, _core.take_into = wait, take_into
-    return waits
 
 
 def _pretend_placement() -> None:
