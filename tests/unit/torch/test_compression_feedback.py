@@ -180,6 +180,21 @@ def test_only_a_scaler_is_noticed():
     assert not copied.follows, "a copy notices its own"
 
 
+def test_a_skipped_step_is_undone_with_one_that_was_dropped_before_its_end():
+    feedback, named = Feedback(TOPK), _named(a=SHAPE)
+    feedback.follow(torch.amp.GradScaler("cpu", init_scale=8.0))
+    encode = feedback.codec(hvd.Sum, named)
+    _fill(feedback, named)
+    feedback.settle()
+    for _ in range(2):
+        result = torch.full(SHAPE, float("nan"))
+        encoded = encode([result])
+        encoded.residuals[0].fill_(float("nan"))
+        encoded.decode(0, True)
+    feedback.settle()
+    assert feedback.residuals["a"].equal(_numbered(named[0][1]).to(torch.float32))
+
+
 # --- states
 
 

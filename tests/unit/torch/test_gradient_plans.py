@@ -21,7 +21,7 @@ from aiacc.torch.reducer.plan import (
     singly,
     together,
 )
-from aiacc.torch.reducer.storage import flat_buckets, is_dense, lay_out, own_memory
+from aiacc.torch.reducer.storage import flat_buckets, is_dense, lay_out, own_memory, views_pay
 
 
 def _gradients(*sizes, dtypes=None, device_keys=None):
@@ -164,3 +164,11 @@ def test_views_are_aligned_and_have_the_form_of_their_parameters_in_memory_of_on
 )
 def test_density(shape, strides, dense):
     assert is_dense(shape, strides) is dense
+
+
+@pytest.mark.parametrize(
+    ("copied", "elements", "pay"),
+    [(0, 10, True), (5, 10, True), (6, 10, False), (10, 10, False), (0, 0, True)],
+)
+def test_views_that_are_copied_to_do_not_pay(copied, elements, pay):
+    assert views_pay(copied, elements) is pay
