@@ -172,6 +172,7 @@ def test_startups_decide_which_factors_have_an_owner():
     assert place([9, 9, 1, 1], 2, dear).owners == (None,) * 4
     between = StageCosts(Linear(), Affine(2.0, 0.0, {BROADCAST: (2.0, 0.0)}))
     assert place([9, 9, 1, 1], 2, between).owners == (0, 1, None, None)
+    assert place([9, 9], 1, free).owners == (None, None)  # one rank sends nothing
     # For those who know no costs.
     assert placement.placing(between)([9, 9, 1, 1], 2) == (0, 1, None, None)
 
