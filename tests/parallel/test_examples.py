@@ -24,9 +24,11 @@ _ACCURACY = re.compile(r"^test accuracy ([\d.]+)%  on (\d) rank\(s\)$", re.MULTI
 _LAST_EPOCH = re.compile(r"^epoch 3/3 .* (\d+) samples, (\d+) from memory", re.MULTILINE)
 
 
-# Seconds on an idle machine, and more than 110 with 18 others at work on two cores.
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(("launcher", "size"), [("python", 1), ("aiaccrun", 2)])
+AT_NIGHT = pytest.mark.nightly
+LAUNCHERS = [pytest.param("python", 1, marks=AT_NIGHT), ("aiaccrun", 2)]
+
+
+@pytest.mark.parametrize(("launcher", "size"), LAUNCHERS)
 def test_second_order_steps_leave_the_plateau_first(launcher, size):
     ended = run_example(launcher, size, "kfac_digits.py", "--steps", "160")
     found = {name: (float(loss), int(ranks)) for name, loss, ranks in _LOSSES.findall(ended.stdout)}
@@ -40,6 +42,7 @@ def test_second_order_steps_leave_the_plateau_first(launcher, size):
     assert re.search(rf"rank {size - 1} inverts \d+", ended.stdout)
 
 
+@AT_NIGHT  # each of its commands has tests of its own; together they take 40 CPU s
 def test_plan_digits_ends_and_learns_the_same_in_all_ways():
     ended = run_example("python", 1, "plan_digits.py", "--epochs", "2")
     found = re.findall(
@@ -101,7 +104,7 @@ def test_a_recipe_of_several_resolutions_learns():
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("launcher", "size"), [("python", 1), ("aiaccrun", 2)])
+@pytest.mark.parametrize(("launcher", "size"), LAUNCHERS)
 def test_cached_origin_learns_and_asks_the_store_once(launcher, size):
     before = set(Path("/dev/shm").glob(f"{PREFIX}*"))
     ended = run_example(launcher, size, "cached_origin.py", "--epochs", "3", "--latency-ms", "1")
