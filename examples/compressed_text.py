@@ -162,7 +162,8 @@ def train(options: argparse.Namespace) -> float:
     """Train as ``options`` say; the held-out loss. Collective: every rank, after `hvd.init`."""
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
-    text, model = load_text(), Net()
+    text = hvd.broadcast_object(load_text() if hvd.rank() == 0 else None, root_rank=0)
+    model = Net()
     # A codec's name, or one of `Compression`; docs/compression.md has both.
     optimizer = hvd.DistributedOptimizer(
         torch.optim.AdamW(model.parameters(), PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01),
