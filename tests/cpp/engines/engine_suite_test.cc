@@ -20,6 +20,14 @@
 namespace aiacc {
 namespace {
 
+#ifdef __SANITIZE_THREAD__  // where each access is slow: some of both
+constexpr int kLaneStep = kLanes;
+const std::vector<DataType> kTypes = {DataType::kFloat32, DataType::kFloat16, DataType::kUInt8};
+#else
+constexpr int kLaneStep = 1;
+const std::vector<DataType> kTypes = all_dtypes();
+#endif
+
 constexpr Reduction kSum{DataType::kFloat32, ReduceOp::kSum};
 
 /// Calls `body(lane)` on a thread for each lane, to which ranks come in different orders.
@@ -58,7 +66,7 @@ class EngineTest : public testing::TestWithParam<World> {
   template <class Body>
   void on_every_lane(Body body) const {
     on_every_rank([&](int rank, Engine& engine) {
-      for (int lane = 0; lane <= engine.express_lane(); ++lane) {
+      for (int lane = 0; lane <= engine.express_lane(); lane += kLaneStep) {
         body(rank, engine, lane);
       }
     });
@@ -67,7 +75,7 @@ class EngineTest : public testing::TestWithParam<World> {
 
 TEST_P(EngineTest, ReducesEveryTypeAndOp) {
   on_every_lane([&](int rank, Engine& engine, int lane) {
-    for (const DataType dtype : all_dtypes()) {
+    for (const DataType dtype : kTypes) {
       for (const ReduceOp op : engine_ops()) {
         for (const std::size_t count : {5, 1003, 20'011}) {
           check_all_reduce(engine, lane, rank, size(), count, dtype, op);
