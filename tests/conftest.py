@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -37,6 +38,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         wanted.discard("fast")  # it is the folder's
     text = collection_path.read_text()
     return True if any(mark not in text for mark in wanted) else None
+
+
+def pytest_collection_finish() -> None:
+    """Collectors of garbage need not look at what has been imported, nor copy it in children."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import os
 import pickle
@@ -91,6 +92,7 @@ def fork_ranks(listener: socket.socket, modules: Sequence[str]) -> int:
                     importlib.import_module(module)
                 # What another thread holds while it is copied stays locked in the copy.
                 assert Path("/proc/self/task").stat().st_nlink == 3, f"{module} starts threads"
+                gc.freeze()  # ranks need not look at it, and so copy it, to collect garbage
                 leads, tell = os.pipe()
                 pid = os.fork()
                 if pid == 0:
