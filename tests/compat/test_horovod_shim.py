@@ -1,7 +1,5 @@
 """`import horovod.torch` and its like find aiacc: in own processes, because imports stay."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

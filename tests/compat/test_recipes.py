@@ -1,7 +1,5 @@
 """Every block of code in docs/migrating-from-horovod.md runs, on two ranks."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -4,8 +4,6 @@ The tables `horovod_*_signatures.json` are Horovod's side. Ours may have more na
 arguments where those are keyword-only. Where ours differ in another way, it stands here.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path

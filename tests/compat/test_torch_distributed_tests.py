@@ -1,7 +1,5 @@
 """torch's own tests that have passed on "aiacc" still do; `make torch-tests` runs all of them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What `make versions` makes of reports; it runs the tests on other versions itself."""
 
-from __future__ import annotations
-
 from tests.compat.versions import main, summary_of, table
 
 REPORT = """<testsuites><testsuite>

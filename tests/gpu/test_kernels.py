@@ -1,7 +1,5 @@
 """The kernels against their twins on the host, plain and under compute-sanitizer; and in torch."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

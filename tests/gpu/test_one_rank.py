@@ -1,7 +1,5 @@
 """One rank on a GPU: every operation and dtype, and what a step may not do."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu import bodies, coded_bodies

@@ -1,7 +1,5 @@
 """Two and three ranks that share a GPU."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

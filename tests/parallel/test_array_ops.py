@@ -1,7 +1,5 @@
 """Every operation of aiacc.array, for every dtype and reduction, against plain NumPy."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A front-end in C (tests/cpp/bindings/c_api_job*.c) in jobs that Python starts and ends."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

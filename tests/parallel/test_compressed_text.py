@@ -1,7 +1,5 @@
 """examples/compressed_text.py, unchanged."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

@@ -1,7 +1,5 @@
 """What the core offers to front-ends beside operations: times, proposals, refusals, names."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The main job: examples/digits.py, unchanged, under every launcher."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

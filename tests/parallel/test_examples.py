@@ -1,7 +1,5 @@
 """The examples of plans, K-FAC, optimizers and cached data, unchanged."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

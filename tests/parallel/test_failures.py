@@ -1,7 +1,5 @@
 """A rank dies, freezes or has no memory: every other one gets the error, and may go on."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import resource

@@ -1,7 +1,5 @@
 """AIACC_CHECK_FINITE: NaN and infinity are named where they come from, not where they are seen."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

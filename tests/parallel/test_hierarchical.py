@@ -1,7 +1,5 @@
 """The `hierarchical` engine: ranks of one machine that a launcher has divided into hosts."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

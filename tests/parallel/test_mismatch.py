@@ -1,7 +1,5 @@
 """Ranks that disagree learn it on every rank, by name, and the job goes on."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

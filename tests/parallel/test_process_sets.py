@@ -1,7 +1,5 @@
 """Process sets: static, added and removed, overlapping, with errors on the right ranks."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

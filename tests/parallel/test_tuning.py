@@ -1,7 +1,5 @@
 """AIACC_AUTOTUNE: the number of lanes changes while a job trains, on all ranks at once."""
 
-from __future__ import annotations
-
 from itertools import groupby
 
 import torch

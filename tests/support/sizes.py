@@ -4,8 +4,6 @@ Three are no power of two and have ranks that are neither first nor last; two ar
 ones with a path of their own, which other tests of two ranks take.
 """
 
-from __future__ import annotations
-
 import pytest
 
 _TWO = pytest.param(2, marks=pytest.mark.nightly)

@@ -1,7 +1,5 @@
 """What codecs lose comes later: every feedback as its reference has it, and where training ends."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import os

@@ -4,8 +4,6 @@ Event -> expectation: it leaves no trace, or the next step is dense and takes al
 along, or the ranks agree again.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 from functools import partial

@@ -1,7 +1,5 @@
 """Sums and what ranks keep are, together, all gradients that there were."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

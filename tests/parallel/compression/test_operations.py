@@ -1,7 +1,5 @@
 """All-reduces that travel coded are as close as theory says, by every front-end of torch."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """What codecs are not for is refused by name, and ranks that differ learn of it."""
 
-from __future__ import annotations
-
 import re
 import warnings
 

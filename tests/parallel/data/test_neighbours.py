@@ -1,7 +1,5 @@
 """Samples that come from the node that keeps them; ranks pretend to be on nodes of their own."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import warnings

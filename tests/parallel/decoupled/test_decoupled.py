@@ -3,8 +3,6 @@
 What holds for every schedule is in tests/parallel/torch/test_optimizer_situations.py.
 """
 
-from __future__ import annotations
-
 import warnings
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What the decoupled schedule refuses, and what becomes of failures."""
 
-from __future__ import annotations
-
 import copy
 import os
 import signal

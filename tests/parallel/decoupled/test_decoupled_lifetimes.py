@@ -1,7 +1,5 @@
 """Several optimizers, and what ends or comes between while parameters are under way."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

@@ -1,7 +1,5 @@
 """The state of the decoupled schedule: 1/N on each rank, saved and loaded as a plain one."""
 
-from __future__ import annotations
-
 import io
 import os
 import warnings

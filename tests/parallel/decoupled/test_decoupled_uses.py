@@ -1,7 +1,5 @@
 """Nobody uses parameters of the step before: who runs, reads, writes or copies them waits."""
 
-from __future__ import annotations
-
 import copy
 import io
 import itertools

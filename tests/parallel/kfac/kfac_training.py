@@ -1,7 +1,5 @@
 """A model, its data by rank, and K-FAC as one process would compute it with the data of all."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

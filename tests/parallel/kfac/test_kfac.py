@@ -1,7 +1,5 @@
 """K-FAC of several ranks, by inverses and by eigenvectors: as one process with the data of all."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """K-FAC of several ranks: states, lost inverses and new starts, and when factors travel."""
 
-from __future__ import annotations
-
 import copy
 import json
 import time

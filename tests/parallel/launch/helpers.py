@@ -1,7 +1,5 @@
 """What several files here run in ranks, and under an mpirun."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

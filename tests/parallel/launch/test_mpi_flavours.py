@@ -3,8 +3,6 @@
 Between hosts with a fabric: without one, and within a host, MPI has nothing to do.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 

@@ -1,7 +1,5 @@
 """``aiacc-plan probe`` on ranks, and what planners make of it."""
 
-from __future__ import annotations
-
 import json
 import sys
 

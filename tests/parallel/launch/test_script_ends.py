@@ -1,7 +1,5 @@
 """What the other ranks, and the launcher, learn when the script of one rank ends early."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

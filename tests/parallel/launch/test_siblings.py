@@ -1,7 +1,5 @@
 """Processes of one parent that each start a job of one rank are told, and nobody else is."""
 
-from __future__ import annotations
-
 import multiprocessing
 import subprocess
 import sys

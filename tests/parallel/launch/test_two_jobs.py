@@ -1,7 +1,5 @@
 """Two jobs with one AIACC_ADDR: they wait for each other or say so, and never mix in silence."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """Optimizers of aiacc.optim on two ranks: as one process with all data, in every schedule."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

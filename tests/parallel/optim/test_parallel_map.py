@@ -1,7 +1,5 @@
 """Functions of tensors whose results the ranks compute for each other."""
 
-from __future__ import annotations
-
 import functools
 import os
 import warnings

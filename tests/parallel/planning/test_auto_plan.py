@@ -1,7 +1,5 @@
 """Optimizers that plan from their own steps, also where a job starts anew or something fails."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc

@@ -1,7 +1,5 @@
 """Plans and profiles of Keras and TensorFlow: two ranks that follow a plan learn as one does."""
 
-from __future__ import annotations
-
 import functools
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Optimizers that follow a plan of aiacc.planning."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from functools import partial

@@ -1,7 +1,5 @@
 """What AIACC_PROFILE writes, and what hooks note of steps for it and for a plan."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -1,7 +1,5 @@
 """Ranks that call `step` unequally often, and reduce equally often, as after errors on one."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

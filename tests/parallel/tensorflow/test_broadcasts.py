@@ -1,7 +1,5 @@
 """Variables that are broadcast all at the same time, on two ranks."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """The ops as they are compiled for a TensorFlow that does not run the library, on two ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

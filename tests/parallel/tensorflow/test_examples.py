@@ -1,7 +1,5 @@
 """The examples of Keras and TensorFlow, unchanged; and two ranks learn what one does."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """When and by which names the collectives of a `tf.function` travel, on two ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

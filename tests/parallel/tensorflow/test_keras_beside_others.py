@@ -1,7 +1,5 @@
 """Keras: metrics, local variables, devices, and torch in the same processes."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

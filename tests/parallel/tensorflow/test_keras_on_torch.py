@@ -1,7 +1,5 @@
 """The recipe for Keras on torch in docs/tensorflow.md runs as it stands there, on two ranks."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

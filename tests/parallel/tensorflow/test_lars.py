@@ -1,7 +1,5 @@
 """LARS of Keras: as that of torch, saved and loaded, and two ranks learn as one does."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """A LossScaleOptimizer around a DistributedOptimizer, or in it: the ranks skip the same steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

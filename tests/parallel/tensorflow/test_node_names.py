@@ -1,7 +1,5 @@
 """Nodes of functions meet by names that do not depend on what else a rank has, on two ranks."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 import aiacc.tensorflow as hvd

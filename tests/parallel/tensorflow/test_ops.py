@@ -1,7 +1,5 @@
 """Operations of `aiacc.tensorflow`, at once and in functions, on two ranks."""
 
-from __future__ import annotations
-
 import os
 import signal
 

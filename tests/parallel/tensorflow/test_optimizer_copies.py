@@ -1,7 +1,5 @@
 """Optimizers that are made of a distributed one, on two ranks."""
 
-from __future__ import annotations
-
 import copy
 
 import keras

@@ -1,7 +1,5 @@
 """Graphs and sessions of `tf.compat.v1`, on two ranks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """`SyncBatchNormalization`: two ranks have the results of one process with both batches."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

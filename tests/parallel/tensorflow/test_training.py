@@ -1,7 +1,5 @@
 """Two ranks learn with Keras what one process learns from the data of both; and tapes do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Adasum against its definition: a tree of pairs, tensor by tensor."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """torch.compile: whole and by blocks, against a single process; and when gradients come."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """What torch builds on groups of ranks: device meshes, FSDP2, HSDP and `replicate`, on a CPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

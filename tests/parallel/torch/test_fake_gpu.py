@@ -5,8 +5,6 @@ CPU tensors check; here they also show that it comes about without waiting for a
 be waited for.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The reducer below DistributedOptimizer: plans from outside, codecs with state, submissions."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from functools import partial

@@ -1,7 +1,5 @@
 """Parameters and gradients that are given other memory, as Module.to does, and .data = does."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 

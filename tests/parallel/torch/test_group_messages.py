@@ -1,7 +1,5 @@
 """`send` and `recv` of `torch.distributed` on the backend "aiacc", in the world and in groups."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Groups of some ranks on the backend "aiacc": `new_group` and every operation in them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -3,8 +3,6 @@
 That training is the same in every situation is in test_optimizer_situations.py.
 """
 
-from __future__ import annotations
-
 import os
 from functools import partial
 

@@ -3,8 +3,6 @@
 That training with them is the same is in test_optimizer_situations.py.
 """
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from functools import partial

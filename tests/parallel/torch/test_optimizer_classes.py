@@ -1,7 +1,5 @@
 """DistributedOptimizer around every optimizer of torch, its copies, and parameters that change."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import io

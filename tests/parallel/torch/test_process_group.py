@@ -1,7 +1,5 @@
 """`torch.distributed` on the backend "aiacc", against gloo and against torch itself."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import os

@@ -1,7 +1,5 @@
 """SyncBatchNorm against torch's batch normalisation of the whole batch in one process."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 

@@ -1,7 +1,5 @@
 """Lars and Lamb of timm, without torchvision, which `import timm` wants."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

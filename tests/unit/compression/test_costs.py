@@ -1,7 +1,5 @@
 """Predicted times of compressed all-reduces, and what is printed of them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Codecs, feedback and policies: as users write them, and which gradients they compress when."""
 
-from __future__ import annotations
-
 import math
 import re
 

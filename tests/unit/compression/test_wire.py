@@ -1,7 +1,5 @@
 """Codecs on the wire: bytes, what they are for, and their numbers in the core."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Factors beside curvlinops 3, which computes them from modules in its own way."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Which rank inverts which factor, and in which order all travels, against every way there is."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

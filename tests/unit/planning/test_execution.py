@@ -1,7 +1,5 @@
 """Steps as the core sends them."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """What a job plans from its own steps, from made-up ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random

@@ -1,7 +1,5 @@
 """What `aiacc.tensorflow` decides without other ranks."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """What becomes of gradients and statistics of batches without other ranks."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import keras

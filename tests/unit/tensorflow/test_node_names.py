@@ -1,7 +1,5 @@
 """Names of nodes and calls, in graphs that are only named."""
 
-from __future__ import annotations
-
 import pytest
 
 from aiacc.tensorflow import node_names

@@ -1,7 +1,5 @@
 """The library of ops that is compiled for one TensorFlow: its name, its place, what goes wrong."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 import threading

@@ -1,7 +1,5 @@
 """What becomes of optimizers of tf_keras, and which Keras is chosen, without other ranks."""
 
-from __future__ import annotations
-
 import keras
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """What codecs lose of gradients, and which bucket has it."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

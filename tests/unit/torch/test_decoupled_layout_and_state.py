@@ -1,7 +1,5 @@
 """The pure decisions of the decoupled schedule: layout, buckets, state, classes."""
 
-from __future__ import annotations
-
 import copy
 import io
 import itertools

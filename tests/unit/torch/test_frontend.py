@@ -1,7 +1,5 @@
 """aiacc.torch in a job of one rank: what it refuses and why, names, optimizers."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which gradients share a bucket, and where they are in it."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Tensors in host memory that the core reads by itself, and those that it leaves to Python."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """KFAC in one process: steps are those of dense matrices, and what it refuses."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Which factors travel together, by what operations cost, and how results of solvers travel."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """KFAC of models: layers that have no factors or change between steps, and contexts of steps."""
 
-from __future__ import annotations
-
 import copy
 import io
 

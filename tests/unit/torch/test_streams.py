@@ -1,7 +1,5 @@
 """aiacc.torch.streams against what it calls of torch.cuda, which this machine may not have."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 

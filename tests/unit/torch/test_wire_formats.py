@@ -1,7 +1,5 @@
 """How compressed all-reduces travel: the decision, and the core's numbers of the formats."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
