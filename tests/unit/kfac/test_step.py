@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from aiacc.kfac import published
 from aiacc.kfac.costs import Polynomial
 from aiacc.kfac.methods import D_KFAC, MPD_KFAC, SPD_KFAC, Model, ours, run
 from aiacc.kfac.modelled import factor_names, is_factor, kfac_trace
@@ -169,3 +170,32 @@ def test_a_timeline_has_the_whole_step_and_the_network_carries_one_thing_at_a_ti
         for interval, bucket in zip(of_passes, found.buckets, strict=True):
             assert interval.start_s >= max(done[f"compute {n}"] for n in bucket.tensors) - 1e-9
         assert [i.start_s for i in carried[len(of_passes) :]] == pytest.approx(of_stage)
+
+
+# --- the paper's figures; that simulated seconds follow them says bench/test_figures.py
+
+
+def test_the_published_overlap_is_what_fits_best():
+    errors = [published.overlap_error(published.OVERLAP + 0.01 * shift) for shift in (-1, 0, 1)]
+    assert min(errors) == errors[1]
+
+
+def test_models_that_are_not_published_are_named():
+    with pytest.raises(ValueError, match=r"model 'vgg16' .expected one of resnet50, resnet152"):
+        published.layers("vgg16")
+    with pytest.raises(ValueError, match="model 'x'"):
+        published.model("x")
+
+
+def test_published_totals_add_up():
+    """Copied figures: a total is the sum of its parts, to a millisecond or two."""
+    for name, one in published.MEASURED.items():
+        before = one.sgd_s + one.factor_s
+        for total, parts in (
+            (one.totals_s[0], (one.bulk_s, one.inversion_s)),
+            (one.totals_s[1], (one.bulk_s, *one.in_turn_s)),
+            (one.totals_s[2], (one.rule_s, *one.placed_s)),
+            (one.pipeline_alone_s, (one.rule_s, one.inversion_s)),
+            (one.placement_alone_s, (one.bulk_s, *one.placed_s)),
+        ):
+            assert total == pytest.approx(before + sum(parts), abs=0.025), name

@@ -195,23 +195,6 @@ def test_memory_of_another_size_is_not_touched():
     assert optimizer.state[weight]["momentum_buffer"].shape == (40, 2)
 
 
-def test_threads_change_no_bit():
-    most, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            random = torch.Generator().manual_seed(5)
-            params = [torch.nn.Parameter(torch.randn(n, 256, generator=random)) for n in range(99)]
-            grads = [torch.randn(parameter.shape, generator=random) for parameter in params]
-            optimizer = LARS(params, weight_decay=0.1, nesterov=True, fused=True)
-            for _ in range(2):
-                step(optimizer, params, grads)
-            found.append([parameter.detach() for parameter in params])
-    finally:
-        torch.set_num_threads(most)
-    assert all(map(torch.equal, *found))
-
-
 @pytest.mark.parametrize(
     ("made", "grad", "text"),
     [
