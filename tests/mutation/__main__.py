@@ -59,7 +59,7 @@ AREAS = {
     ),
     "compression": Area(
         ("aiacc/compression", "aiacc/torch/compression"),
-        ("tests/unit/compression", "tests/parallel/compression", "tests/unit/torch/test_*w*.py"),
+        ("tests/unit/compression", "tests/parallel/compression", "tests/unit/torch/test_[clw]*.py"),
     ),
     "data": Area(("aiacc/data",), ("tests/unit/data",)),
     "decoupled": Area(("aiacc/torch/decoupled",), ("tests/parallel/decoupled", "tests/unit/torch")),

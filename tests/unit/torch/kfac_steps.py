@@ -26,10 +26,10 @@ def training(model=None, **options):
     return model, sgd, hvd.KFAC(model, sgd, **{**defaults, **options})
 
 
-def inputs_of(seed: int, features: int = 3) -> torch.Tensor:
+def inputs_of(seed: int) -> torch.Tensor:
     """A batch."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(BATCH, features, generator=generator, dtype=torch.float64)
+    return torch.randn(BATCH, 3, generator=generator, dtype=torch.float64)
 
 
 def backward(model, seed: int = 1, factor: float = 1.0, examples: slice = slice(None)):

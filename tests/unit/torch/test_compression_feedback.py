@@ -1,4 +1,4 @@
-"""What codecs lose of gradients, and which bucket has it."""
+"""What codecs lose of gradients, which bucket has it, and PowerSGD of one bucket."""
 
 import copy
 
@@ -12,6 +12,7 @@ from aiacc.compression.policy import Policy
 from aiacc.compression.wire import wire_of
 from aiacc.torch.compression.compressors import Compression
 from aiacc.torch.reducer.feedback import Feedback, feedback_of
+from aiacc.torch.reducer.low_rank import LowRank
 from aiacc.torch.reducer.storage import flat_buckets
 
 SHAPE = (128, 128)
@@ -22,17 +23,15 @@ def _named(**shapes):
     return [(name, torch.zeros(shape, requires_grad=True)) for name, shape in shapes.items()]
 
 
-def _fill(feedback, named, flat=None):
-    """Residuals as after a step: the number of the element in its parameter."""
-    sent = [flat.memory] if flat else [torch.zeros_like(p) for _, p in named]
-    encoded = feedback.codec(hvd.Sum, named, flat)(sent)
-    for name, parameter in named:
-        feedback.residuals[name].copy_(torch.arange(parameter.numel()).view(parameter.shape))
-    return encoded
-
-
 def _numbered(parameter):
     return torch.arange(parameter.numel()).view(parameter.shape)
+
+
+def _fill(feedback, named):
+    """Residuals as after a step: the number of the element in its parameter."""
+    feedback.codec(hvd.Sum, named)([torch.zeros_like(p) for _, p in named])
+    for name, parameter in named:
+        feedback.residuals[name].copy_(_numbered(parameter))
 
 
 @pytest.fixture(autouse=True)
@@ -224,3 +223,48 @@ def test_a_state_replaces_all_that_was_left_and_one_of_other_names_is_refused():
 def test_what_is_no_state_is_an_error_that_says_so(state):
     with pytest.raises(ValueError, match=r"without .*factors, .*\(expected what state_dict\(\)"):
         Feedback(TOPK).load_state_dict(state)
+
+
+# --- PowerSGD, as far as steps of jobs do not show it: see tests/parallel/compression
+
+
+SHAPES = {"a": (12, 20), "bias": (7,), "b": (6, 4, 3, 3)}
+PLACES = [("a", 0), ("b", 2)]
+
+
+def _low_rank_step(rank, given, factors):
+    """Gradients and residuals of two ranks after a step with these gradients."""
+    gradients = [[gradient.clone() for gradient in mine] for mine in given]
+    residuals = [[torch.zeros(SHAPES[name]) for name, _ in PLACES] for _ in range(2)]
+    members = [LowRank(rank, PLACES, own) for own in factors]
+    each = zip(members, gradients, residuals, strict=True)
+    first = sum(one.begin(mine, left) for one, mine, left in each)
+    second = sum([one.project(first.clone()) for one in members])
+    for one in members:
+        one.finish(second)
+    return gradients, residuals
+
+
+def _gradients_of(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [[torch.randn(s, generator=generator) for s in SHAPES.values()] for _ in range(2)]
+
+
+def test_a_low_rank_as_large_as_the_matrix_is_the_sum():
+    given = _gradients_of(0)
+    results, residuals = _low_rank_step(100, given, [{}, {}])
+    for place in range(3):
+        torch.testing.assert_close(results[0][place], given[0][place] + given[1][place])
+    for residual in (*residuals[0], *residuals[1]):
+        assert residual.abs().max() < 1e-4
+
+
+def test_gradients_of_zeros_do_not_end_powersgd():
+    factors = [{}, {}]
+    _low_rank_step(2, [[torch.zeros(shape) for shape in SHAPES.values()]] * 2, factors)
+    assert _low_rank_step(2, _gradients_of(0), factors)[0][0][0].any()
+
+
+def test_powersgd_of_gradients_on_a_gpu_is_refused():
+    with pytest.raises(ValueError, match=r"powersgd of gradients on GPUs \(expected host memory"):
+        LowRank(1, [("a", 0)], {}).begin([torch.zeros(3, 3, device="meta")], [None])

@@ -1,4 +1,4 @@
-"""Which gradients share a bucket, and where they are in it."""
+"""Which gradients share a bucket, where they are in it, and when it leaves."""
 
 import copy
 import pickle
@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from aiacc.planning.plan import Plan
+from aiacc.torch.parallel import departures
+from aiacc.torch.parallel.departures import Departures
 from aiacc.torch.reducer.plan import (
     Gradient,
     by_size,
@@ -24,16 +26,9 @@ from aiacc.torch.reducer.storage import flat_buckets, is_dense, lay_out, own_mem
 
 def _gradients(*sizes, dtypes=None, device_keys=None):
     """Gradients a, b, c ... of so many float32, or of (dtype, bytes) instead."""
-    return [
-        Gradient(
-            chr(ord("a") + number),
-            size,
-            (dtypes[number] if dtypes else ("float32", 4))[1],
-            (dtypes[number] if dtypes else ("float32", 4))[0],
-            device_keys[number] if device_keys else 0,
-        )
-        for number, size in enumerate(sizes)
-    ]
+    dtypes = dtypes or [("float32", 4)] * len(sizes)
+    rows = zip("abcde", sizes, dtypes, device_keys or [0] * len(sizes), strict=False)
+    return [Gradient(name, size, width, dtype, key) for name, size, (dtype, width), key in rows]
 
 
 def _plan(planner, gradients):
@@ -170,3 +165,32 @@ def test_density(shape, strides, dense):
 )
 def test_views_that_are_copied_to_do_not_pay(copied, elements, pay):
     assert views_pay(copied, elements) is pay
+
+
+# --- when they leave, while a rank computes what is in them
+
+
+@pytest.fixture
+def events(monkeypatch):
+    found = []
+    monkeypatch.setattr(departures._core, "flush", lambda: found.append("flush"))
+    return found
+
+
+def test_exchanges_leave_when_this_rank_has_its_part(events):
+    leaving = Departures([["a", "b"], [], ["c"], ["a"]], events.append)
+    assert events == [1, "flush"]
+    leaving.computed(["b"])
+    assert events == [1, "flush"]
+    leaving.computed(["a"])
+    assert events == [1, "flush", 0, 3, "flush"]
+    leaving.computed(["c"])
+    leaving.give_up()
+    assert events == [1, "flush", 0, 3, "flush", 2, "flush"]
+
+
+def test_all_leave_where_something_fails_for_others_wait(events):
+    leaving = Departures([["a"], ["b"]], events.append)
+    leaving.computed(["b"])
+    leaving.give_up()
+    assert events == [1, "flush", 0, "flush"]
