@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -126,7 +127,15 @@ class Tree:
 
     def record_programs(self, programs: list[Path]) -> dict[str, list[int]]:
         """Mutants that each program reaches."""
-        return {str(program): recorded([str(program)], self.folder) for program in programs}
+        found = {}
+        for program in map(str, programs):
+            NUMBER.write_text("-1")
+            for name in REACHED.iterdir():
+                name.unlink()
+            if run([program], self.folder).returncode != 0:
+                sys.stdout.write(f"{program} fails without a mutant\n")
+            found[program] = sorted(int(path.name) for path in REACHED.iterdir())
+        return found
 
     def kills_cpp(self, number: int, reached: dict[str, list[int]]) -> str:
         """The first program that fails with a mutant, "" if none does."""
@@ -158,15 +167,13 @@ class Tree:
         """The first case that fails with a mutant, "" if none does."""
         NUMBER.write_text(str(number))
         cases = [case for case, numbers in reached.items() if number in numbers]
-        if not cases:
-            return ""
         listed = WORK / "cases.txt"
         listed.write_text("\n".join(cases) + "\n")
-        done = run([*PYTEST, "-x", "-m", "not nightly", f"@{listed}"], self.folder)
-        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        return (
-            "" if done.returncode == 0 else (failed or ["hangs"])[0].split(" ")[1 if failed else 0]
-        )
+        command = [*PYTEST, "-x", "-m", "not nightly", f"@{listed}"]
+        if not cases or (done := run(command, self.folder)).returncode == 0:
+            return ""
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+        return failed[1] if failed else "hangs"
 
 
 PYTEST = (str(ROOT / ".venv/bin/python"), "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider")
@@ -208,27 +215,15 @@ def git(*arguments: str, folder: Path = ROOT, check: bool = True) -> str:
     return run(["git", *arguments], folder, check=check).stdout.strip()
 
 
-def recorded(command: list[str], folder: Path) -> list[int]:
-    """Mutants that a command reaches."""
-    NUMBER.write_text("-1")
-    for name in REACHED.iterdir():
-        name.unlink()
-    if run(command, folder).returncode != 0:
-        sys.stdout.write(f"{command} fails without a mutant\n")
-    return sorted(int(path.name) for path in REACHED.iterdir())
-
-
 def draw(area: Area, wanted: int, seed: int) -> list[Point]:
     """Places of an area, in the order of the seed."""
     files = git("ls-files", *area.sources).splitlines()
     points = points_of(ROOT, [file for file in files if file.endswith((".cc", ".py"))])
     random.Random(f"{seed}{area.sources}").shuffle(points)
-    chosen, lines = [], set()
-    for point in points:
-        if (point.file, point.line) not in lines:  # no two on one line
-            lines.add((point.file, point.line))
-            chosen.append(point)
-    return chosen[: wanted * SPARE]
+    of_lines = {(point.file, point.line): point for point in reversed(points)}  # one for each
+    return [point for point in points if of_lines[point.file, point.line] is point][
+        : wanted * SPARE
+    ]
 
 
 def main() -> int:
@@ -256,9 +251,7 @@ def main() -> int:
         for point in taken:
             number = points.index(point)
             kills = Tree.kills_cpp if is_cpp(name) else Tree.kills_python
-            before, after = (
-                kills(tree, number, found) for tree, found in zip(trees, reached, strict=True)
-            )
+            before, after = map(kills, trees, [number] * 2, reached)
             rows.append({"area": name, **point._asdict(), "before": before, "after": after})
             sys.stdout.write(f"{json.dumps(rows[-1])}\n")
             sys.stdout.flush()

@@ -23,18 +23,14 @@ class Point(NamedTuple):
     change: str
 
 
-_COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-}
+_PAIRS: list[tuple[type[ast.cmpop], type[ast.cmpop]]] = [
+    (ast.Lt, ast.LtE),
+    (ast.Gt, ast.GtE),
+    (ast.Eq, ast.NotEq),
+    (ast.In, ast.NotIn),
+    (ast.Is, ast.IsNot),
+]
+_COMPARISONS = dict(_PAIRS) | {other: one for one, other in _PAIRS}
 _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -144,76 +140,55 @@ _CPP = (
         "compare",
     ),
     (re.compile(rf"(?<=[(\s=])({_OPERAND}) ([+\-]) (\d+|{_OPERAND})(?=[);,])"), "add"),
-    (re.compile(r"^(\s+)(?:\} else )?if \((.*)\) \{$"), "if"),
-    (re.compile(r"^(\s+)([\w.\->\[\]]+(?:\([^;{}]*\)| [+\-|&]?= [^;{}]*));$"), "drop"),
+    # Declarations are left alone.
+    (
+        re.compile(r"^(\s+)if \((?!(?:const )?[\w:<>]+[ *&]+\w+ = )([^;]*)\) \{$"),
+        "if",
+    ),
+    (
+        re.compile(
+            r"^(  \s*)(?!(?:return|break|continue|delete|using|throw)\b)"
+            r"([\w.\->\[\]]+(?:\([^;{}]*\)| [+\-|&]?= [^;{}]*));$"
+        ),
+        "drop",
+    ),
 )
+_NO_CODE = ("//", "#", "for (", "case ", "static_assert", "return {")
 _SWAPPED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+"}
 
 
 def _cpp_places(lines: list[str]) -> Iterator[tuple[int, re.Match[str], str]]:
-    depth_of_comment = False
     for number, line in enumerate(lines):
-        before = lines[number - 1].rstrip() if number else ""
-        code = line.strip()
-        if (
-            code.startswith(("//", "#", "for (", "case ", "static_assert", "constexpr", "return {"))
-            or depth_of_comment
-        ):
-            continue
-        if "constexpr" in line or "operator" in line or "template" in line or '"' in line:
+        begins = lines[number - 1].rstrip().endswith((";", "{", "}"))  # with this line
+        if line.strip().startswith(_NO_CODE) or re.search('constexpr|operator|template|"', line):
             continue
         for pattern, kind in _CPP:
-            if kind == "if" and not line.lstrip().startswith("if ("):
-                continue
-            if kind == "drop" and (
-                not before.endswith((";", "{", "}")) or not line.startswith("  ")
-            ):
-                continue
             for match in pattern.finditer(line):
-                if kind == "drop" and re.match(
-                    r"(return|break|continue|delete|using|throw)\b", code
-                ):
-                    continue
-                if kind == "if" and match[2].count("(") != match[2].count(")"):
-                    continue
-                if kind == "if" and (
-                    ";" in match[2] or re.match(r"(const )?[\w:<>]+[ *&]+\w+ = ", match[2])
-                ):
-                    continue
-                yield number, match, kind
+                whole = kind != "if" or match[2].count("(") == match[2].count(")")
+                if whole and (kind != "drop" or begins):
+                    yield number, match, kind
 
 
 def _cpp(text: str, guarded: dict[int, int]) -> tuple[list[tuple[int, str]], str]:
     lines = text.split("\n")
+    changed = list(lines)
     found: list[tuple[int, str]] = []
-    edits: list[tuple[int, re.Match[str], str]] = []
     for line, match, kind in _cpp_places(lines):
-        swapped = _SWAPPED.get(match[2], "")
-        old = match[0].strip()
-        new = {"compare": f"{match[1]} {swapped} ", "add": f"{match[1]} {swapped} "}.get(kind)
-        change = (
-            f"{old} -> {new}{match[3]}"
-            if new
-            else f"{'negated' if kind == 'if' else 'dropped'}: {old}"
-        )
-        found.append((line + 1, change[:80]))
-        if (number := guarded.get(len(found) - 1)) is None:
-            continue
+        number = guarded.get(len(found))
         ask = f"aiacc_mutant({number})"
-        if new:
-            made = f"({ask} ? ({new}{match[3]}) : ({match[0]}))"
+        old = match[0].strip()
+        if kind in ("compare", "add"):
+            new = f"{match[1]} {_SWAPPED[match[2]]} {match[3]}"
+            change, made = f"{old} -> {new}", f"({ask} ? ({new}) : ({match[0]}))"
         elif kind == "if":
-            made = f"{match[1]}if (bool({match[2]}) != {ask}) {{"
+            change, made = f"negated: {old}", f"{match[1]}if (bool({match[2]}) != {ask}) {{"
         else:
-            made = f"{match[1]}if (!{ask}) {{ {match[2]}; }}"
-        edits.append((line, match, made))
-    taken: set[int] = set()
-    for line, match, made in edits:
-        if line in taken:  # one change a line: positions of others have moved
-            continue
-        taken.add(line)
-        lines[line] = lines[line][: match.start()] + made + lines[line][match.end() :]
-    return found, "\n".join(lines)
+            change, made = f"dropped: {old}", f"{match[1]}if (!{ask}) {{ {match[2]}; }}"
+        found.append((line + 1, change[:80]))
+        # One change a line: positions of others have moved.
+        if number is not None and changed[line] == lines[line]:
+            changed[line] = lines[line][: match.start()] + made + lines[line][match.end() :]
+    return found, "\n".join(changed)
 
 
 def _convert(path: Path, guarded: dict[int, int]) -> tuple[list[tuple[int, str]], str]:
