@@ -220,7 +220,7 @@ def _pretend_streams(fake: ctypes.CDLL) -> None:
 
 
 def _pretend_steps(fake: ctypes.CDLL) -> None:
-    """What the core queues for optimizers is done when torch goes on."""
+    """What the core queues for optimizers and factors is done when torch goes on."""
 
     def and_wait(step: Callable[..., None]) -> Callable[..., None]:
         def step_and_wait(*arguments: Any, **options: Any) -> None:
@@ -229,11 +229,9 @@ def _pretend_steps(fake: ctypes.CDLL) -> None:
 
         return step_and_wait
 
-    _core.lars_step_on_gpu = and_wait(_core.lars_step_on_gpu)
-    _core.lamb_step_on_gpu = and_wait(_core.lamb_step_on_gpu)
-    _core.pack_factors_on_gpu = and_wait(_core.pack_factors_on_gpu)
-    _core.unpack_factors_on_gpu = and_wait(_core.unpack_factors_on_gpu)
-    _core.average_factors_on_gpu = and_wait(_core.average_factors_on_gpu)
+    for what in ("lars_step", "lamb_step", "pack_factors", "unpack_factors", "average_factors"):
+        name = f"{what}_on_gpu"
+        setattr(_core, name, and_wait(getattr(_core, name)))
     fused.current_stream = kernels.current_stream = lambda device: 0
 
 

@@ -1,6 +1,5 @@
 """By which address ranks reach each other: over many kinds of networks, and which one answers."""
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -246,24 +245,19 @@ def test_every_pair_connects_to_an_address_that_its_owner_has_and_no_other_host(
 
 
 @pytest.fixture
-def answering():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener.getsockname()[1]
-
-
-@pytest.fixture
-def refusing():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
-@pytest.fixture
-def mute():
-    """A port whose queue is full, so that it answers as little as a host that is not there."""
-    with contextlib.ExitStack() as opened:
-        listener = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        opened.enter_context(socket.create_connection(listener.getsockname()))
-        yield listener.getsockname()[1]
+def port_of():
+    """By what happens there. A mute one answers as little as a host that is not there."""
+    here = ("127.0.0.1", 0)
+    with (
+        socket.create_server(here) as answering,
+        socket.create_server(here) as refusing,
+        socket.create_server(here, backlog=0) as mute,
+        socket.create_connection(mute.getsockname()),  # so that its queue is full
+    ):
+        listeners = {"answering": answering, "refusing": refusing, "mute": mute}
+        ports = {name: one.getsockname()[1] for name, one in listeners.items()}
+        refusing.close()
+        yield ports
 
 
 @pytest.mark.parametrize(
@@ -277,11 +271,8 @@ def mute():
         ([], 60.0, Look()),
     ],
 )
-def test_which_of_several_addresses_answers(ports, patience_s, expected, request):
-    ways = [
-        (f"way {number}", "127.0.0.1", request.getfixturevalue(port))
-        for number, port in enumerate(ports)
-    ]
+def test_which_of_several_addresses_answers(ports, patience_s, expected, port_of):
+    ways = [(f"way {number}", "127.0.0.1", port_of[port]) for number, port in enumerate(ports)]
     assert look(ways, Deadline(patience_s)) == expected
 
 
@@ -295,6 +286,13 @@ class _Provider:
         self._rows[self.rank] = payload if self._lie is None else self._lie
         self._barrier.wait(timeout_s)
         return list(self._rows)
+
+
+#: Two hosts with two networks each; only the second has a listener.
+HOSTS = [
+    Presence(f"stack{n}", port, addresses(f"nat0 10.1.0.{n}/24 default, eth0 10.2.0.{n}/24"))
+    for n, port in ((1, 0), (2, 7))
+]
 
 
 def _settle(presences, lie=None):
@@ -315,7 +313,7 @@ def test_all_ranks_decide_alike_from_what_one_has_found(monkeypatch):
         return Look(["10.2.0.2"], ["10.1.0.2"])
 
     monkeypatch.setattr("aiacc.bootstrap.look.look", found)
-    for reach in _settle(_hosts()):
+    for reach in _settle(HOSTS):
         assert reach.seen_by(0) == ("10.2.0.1:0", "10.2.0.2:7")
 
 
@@ -323,22 +321,7 @@ def test_what_one_rank_cannot_say_or_use_is_an_error_of_all(monkeypatch):
     monkeypatch.setattr("aiacc.bootstrap.look.look", lambda ways, patience: Look())
     for lie in (b"", b"[]", b'{"silent": [1]}', b'{"loud": []}'):
         with pytest.raises(BootstrapError, match="install the same aiacc"):
-            _settle(_hosts(), lie)
+            _settle(HOSTS, lie)
     presences = [Presence("a", 1, addresses(DOCKER0)), Presence("b", problem="AIACC_IFACE=x names")]
     with pytest.raises(BootstrapError, match=r"rank 1: AIACC_IFACE=x"):
         Reach(presences, ["a", "b"])
-
-
-def _hosts():
-    """Two hosts with two networks each; only the second has a listener."""
-    return [
-        Presence(
-            f"stack{number}",
-            7 if number == 2 else 0,
-            [
-                Candidate("nat0", f"10.1.0.{number}", 24, Evidence.DEFAULT),
-                Candidate("eth0", f"10.2.0.{number}", 24),
-            ],
-        )
-        for number in (1, 2)
-    ]

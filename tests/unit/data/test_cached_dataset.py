@@ -17,22 +17,28 @@ from tests.unit.data.stores import FORK, failing, in_children, mapped
 from tests.unit.data.test_record import same
 
 
+def sample_of(index, size=100):
+    image = np.random.default_rng(index).integers(0, 256, (size,), np.uint8)
+    return {"image": torch.from_numpy(image), "label": index % 7, "name": f"sample {index}"}
+
+
 class Origin:
     """Samples of several kinds; writes down each fetch, of every process, in a file."""
 
-    def __init__(self, log, length=20, size=100):
+    def __init__(self, log, before=None, size=100):
         self.log = str(log)
-        self.length = length
+        self.before = before
         self.size = size
 
     def __len__(self):
-        return self.length
+        return 20
 
     def __getitem__(self, index):
+        if self.before is not None:
+            self.before()
         with open(self.log, "a") as log:  # noqa: PTH123
             log.write(f"{index}\n")
-        image = np.random.default_rng(index).integers(0, 256, (self.size,), np.uint8)
-        return {"image": torch.from_numpy(image), "label": index % 7, "name": f"sample {index}"}
+        return sample_of(index, self.size)
 
 
 @pytest.fixture
@@ -102,10 +108,6 @@ def test_augmentation_inside_the_dataset_is_noticed(tmp_path, opened):
     assert same(cached[4], kept)
 
 
-def source_sample(source, index):
-    return Origin(os.devnull, source.length, source.size)[index]
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_a_data_loader_share_what_they_have(cached, method):
     """One of the reasons for which torch has no such cache: a copy per worker."""
@@ -120,7 +122,7 @@ def test_ranks_of_a_node_share(cached, source, tmp_path):
     def read_all(begin):
         mine = CachedDataset(source, (tmp_path / "shm", "1MB"))
         for number in (*range(begin, 20), *range(begin)):
-            assert same(mine[number], source_sample(source, number))
+            assert same(mine[number], sample_of(number))
         mine.close()
 
     in_children(read_all, (0,), (10,))
@@ -129,20 +131,10 @@ def test_ranks_of_a_node_share(cached, source, tmp_path):
     assert cached.statistics().fetched == 20
 
 
-class Together(Origin):
-    """Answers when so many have asked at a time."""
-
-    def __init__(self, log, parties):
-        super().__init__(log)
-        self.barrier = threading.Barrier(parties)
-
-    def __getitem__(self, index):
-        self.barrier.wait(60)
-        return super().__getitem__(index)
-
-
 def test_requests_of_a_batch_are_in_flight_at_a_time(tmp_path, opened):
-    cached = opened(Together(tmp_path / "log", 8), fingerprint="together", requests=8)
+    together = threading.Barrier(8)
+    source = Origin(tmp_path / "log", lambda: together.wait(60))
+    cached = opened(source, fingerprint="together", requests=8)
     cached._store.count("compared", 3)  # nothing is fetched twice, which would break the barrier
     asked = [3, 1, 4, 1, 5, 9, 2, 6, 0]
     batch = cached.__getitems__(asked)
@@ -161,14 +153,13 @@ class Slow(Origin):
     """Answers in the process that has made it when it is told to."""
 
     def __init__(self, log):
-        super().__init__(log)
+        super().__init__(log, self.wait)
         self.entered, self.go_on, self.maker = threading.Event(), threading.Event(), os.getpid()
 
-    def __getitem__(self, index):
+    def wait(self):
         if os.getpid() == self.maker:
             self.entered.set()
             self.go_on.wait()
-        return super().__getitem__(index)
 
 
 def test_threads_that_want_the_same_sample_fetch_it_once(tmp_path, opened):
@@ -209,37 +200,31 @@ def test_a_child_does_not_wait_for_threads_of_its_parent(tmp_path):
     cached.close()
 
 
-class Failing(Origin):
-    def __init__(self, log, errors):
-        super().__init__(log)
-        self.errors = errors
-
-    def __getitem__(self, index):
-        if self.errors:
-            raise self.errors.pop()
-        return super().__getitem__(index)
-
-
 def test_an_origin_that_fails_for_a_while_is_asked_again(tmp_path, monkeypatch, opened):
     pauses = [origin_module.pause_before(attempt, 0) for attempt in range(1, 10)]
     assert (pauses[:3], pauses[-1]) == ([0.1, 0.2, 0.4], 10)
     assert origin_module.pause_before(1, 1) == 0.05
     pauses = []
     monkeypatch.setattr(origin_module, "pause_before", lambda n, chance: pauses.append(n) or 0)
-    source = Failing(tmp_path / "log", [ConnectionError("reset"), TimeoutError("late")])
-    cached = opened(source, fingerprint="failing")
-    assert same(cached[3], source_sample(source, 3))
+    errors = [ConnectionError("reset"), TimeoutError("late")]
+
+    def fail():
+        if errors:
+            raise errors.pop()
+
+    cached = opened(Origin(tmp_path / "log", fail), fingerprint="failing")
+    assert same(cached[3], sample_of(3))
     assert cached.statistics().retries == 2
-    source.errors = [ConnectionError(f"failure {n}") for n in range(4)]
+    errors += [ConnectionError(f"failure {n}") for n in range(4)]
     with pytest.raises(ConnectionError, match="failure 0"):
         cached[4]
     assert cached.statistics().failures == 1
     for error in (KeyError("a defect"), FileNotFoundError("gone")):
-        source.errors = [error]
+        errors[:] = [error]
         with pytest.raises(type(error), match=error.args[0]):
             cached[4]
     assert pauses == [1, 2, 1, 2, 3]
-    assert same(cached[4], source_sample(source, 4))
+    assert same(cached[4], sample_of(4))
 
 
 @pytest.mark.parametrize("folder", [None, "absent"])
