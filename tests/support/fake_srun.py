@@ -40,11 +40,9 @@ def task_variables(tasks: int, nodes: str, job: int, step: int) -> list[dict[str
 
 def free_job(step: int) -> int:
     """Number of a job whose step has a port that nobody uses now."""
-    return next(job for job in iter(lambda: random.randrange(1, 10**6), 0) if _free(job, step))
-
-
-def _free(job: int, step: int) -> bool:
-    return is_free(step_port(job, step))
+    while not is_free(step_port(job := random.randrange(1, 10**6), step)):
+        pass
+    return job
 
 
 def main() -> int:

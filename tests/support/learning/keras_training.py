@@ -100,12 +100,6 @@ def new(recipe: Recipe, kind: type = keras.Sequential, normalise: Any = None) ->
     return kind(recipe.layers(normalise or hvd.SyncBatchNormalization))
 
 
-def flat_data(recipe: Recipe = DENSE, rank: int | None = None) -> list[np.ndarray]:
-    """All inputs and targets of a rank, by default of this one."""
-    parts = recipe.data(hvd.rank() if rank is None else rank)
-    return [part.reshape(-1, part.shape[-1]) for part in parts]
-
-
 def alone(recipe: Recipe, optimizer: Any, passes: int = 1) -> list[np.ndarray]:
     """What one process learns that adds up gradients of ``passes`` batches of every rank."""
     model = new(recipe, normalise=keras.layers.BatchNormalization)
@@ -137,7 +131,8 @@ def fitted(recipe: Recipe, optimizer: Any, kind: type = keras.Sequential, **opti
 def fit(model: Any, recipe: Recipe = DENSE, **options: Any) -> Any:
     """Train with this rank's batches."""
     options = {"batch_size": BATCH, "shuffle": False, "verbose": 0, **options}
-    return model.fit(*flat_data(recipe), **options)
+    parts = (part.reshape(-1, part.shape[-1]) for part in recipe.data(hvd.rank()))
+    return model.fit(*parts, **options)
 
 
 def check_learned(model: Any, expected: list[np.ndarray], **tolerance: float) -> None:

@@ -25,7 +25,7 @@ from aiacc.planning.cost import ALL_GATHER, BROADCAST, Affine
 from aiacc.planning.models import MODELS
 from aiacc.planning.models.kronecker import Layer, layers_of
 from aiacc.planning.simulate import Activity, simulate
-from tests.unit.planning.instances import every_plan
+from tests.unit.planning.instances import busiest, every_plan
 
 
 class Linear:
@@ -359,14 +359,9 @@ def test_shares_are_those_of_the_rank_with_most():
         sizes = [float(rng.randint(1, 9)) for _ in range(count)]
         shares = Shares(owners, sizes)
 
-        def most(start, end, owners=owners, sizes=sizes, ranks=ranks):
-            return max(
-                sum(sizes[n] for n in range(start, end) if owners[n] == rank)
-                for rank in range(ranks)
-            )
-
         for end in [*range(1, count + 1), *rng.choices(range(1, count + 1), k=4)]:
-            expected = [most(start, end) for start in range(end)]
+            parts = (slice(start, end) for start in range(end))
+            expected = [busiest(sizes[part], owners[part], ranks) for part in parts]
             np.testing.assert_array_equal(shares.most(end), expected)
 
 

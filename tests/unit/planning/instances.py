@@ -1,11 +1,8 @@
 """Random traces, costs and problems, and every plan there is, for small ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterator, Sequence
 
 from aiacc.planning.cost import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Affine, Contention, Table
 from aiacc.planning.plan import UNCONSTRAINED, Constraints
@@ -13,7 +10,7 @@ from aiacc.planning.problem import Problem
 from aiacc.planning.trace import Tensor, Trace
 
 
-def random_trace(rng: random.Random, count: int) -> Trace:
+def random_trace(rng, count):
     forward_s = rng.random()
     ready = sorted(forward_s + rng.random() * 3 for _ in range(count))
     needs = sorted((rng.random() * forward_s for _ in range(count)), reverse=True)
@@ -24,18 +21,29 @@ def random_trace(rng: random.Random, count: int) -> Trace:
     return Trace("random", tensors, forward_s, ready[-1] - forward_s, "modelled")
 
 
-def with_dtypes(trace: Trace, dtypes: Sequence[str]) -> Trace:
+def made_trace(rows, forward_s=0.0, backward_s=None, source="modelled"):
+    """Of tensors of (bytes, ready) or (bytes, ready, dtype), of which the last one may end it."""
+    tensors = tuple(
+        Tensor(f"t{i}", nbytes, *(dtype or ["float32"]), ready, 0.0)
+        for i, (nbytes, ready, *dtype) in enumerate(rows)
+    )
+    if backward_s is None:
+        backward_s = tensors[-1].ready_s - forward_s
+    return Trace("made up", tensors, forward_s, backward_s, source)
+
+
+def with_dtypes(trace, dtypes):
     tensors = zip(trace.tensors, dtypes, strict=True)
     return dataclasses.replace(
         trace, tensors=tuple(dataclasses.replace(one, dtype=dtype) for one, dtype in tensors)
     )
 
 
-def random_affine(rng: random.Random) -> Affine:
+def random_affine(rng):
     return Affine(rng.choice((0.0, 0.01, 0.3, 1.0)), rng.choice((1e-7, 1e-6, 1e-5)))
 
 
-def random_table(rng: random.Random) -> Table:
+def random_table(rng):
     """Any monotone one, with jumps."""
     points = {}
     for operation in (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER):
@@ -50,9 +58,7 @@ def random_table(rng: random.Random) -> Table:
 FAMILIES = ("plain", "contended", "constrained", "in turn")
 
 
-def random_problems(
-    number: int, seed: int, family: str = "plain", smallest: int = 3, largest: int = 10
-) -> Iterator[Problem]:
+def random_problems(number, seed, family="plain", smallest=3, largest=10):
     rng = random.Random(seed)
     for i in range(number):
         trace = random_trace(rng, rng.randint(smallest, largest))
@@ -71,10 +77,16 @@ def random_problems(
         yield Problem(trace, cost, constraints)
 
 
-def every_plan(count: int) -> list[list[int]]:
+def every_plan(count):
     """The ends of the buckets of every contiguous partition."""
     return [
         [*ends, count]
         for number in range(count)
         for ends in itertools.combinations(range(1, count), number)
     ]
+
+
+def busiest(loads, owners, ranks):
+    """The load of the rank that has most."""
+    pairs = list(zip(loads, owners, strict=True))
+    return max(sum(load for load, owner in pairs if owner == rank) for rank in range(ranks))

@@ -8,17 +8,11 @@ import pytest
 from aiacc.planning.cost import ALL_GATHER, Affine
 from aiacc.planning.division.decision import MARGIN, MOST_WAVES, decide, divide
 from aiacc.planning.division.placement import in_waves, longest_first
+from tests.unit.planning.instances import busiest
 
 
 def random_loads(rng, most=8):
     return [rng.choice([rng.random(), rng.random() ** 4, 1.0]) for _ in range(rng.randint(1, most))]
-
-
-def busiest(loads, owners, ranks):
-    return max(
-        sum(load for load, owner in zip(loads, owners, strict=True) if owner == rank)
-        for rank in range(ranks)
-    )
 
 
 def test_the_longest_first_keeps_graham_s_bound_and_the_order_of_equals():

@@ -9,19 +9,15 @@ from aiacc.planning.cost import ALL_REDUCE, Affine, Table
 from aiacc.planning.execution import Sending, arrivals_s, step_s, units_of
 from aiacc.planning.models import trace_of
 from aiacc.planning.plan import Plan
-from aiacc.planning.trace import Tensor, Trace
+from tests.unit.planning.instances import made_trace
 
 MIB = 1 << 20
 COST = Affine(2e-3, 1e-8)
 
 
-def _trace(*rows, forward_s=0.5, backward_s=0.5):
+def _trace(*rows):
     """Tensors of so many bytes that are ready at such times."""
-    tensors = [
-        Tensor(f"t{number}", nbytes, "float32", ready_s, 0.0)
-        for number, (nbytes, ready_s) in enumerate(rows)
-    ]
-    return Trace("made up", tuple(tensors), forward_s, backward_s, "modelled")
+    return made_trace(rows, 0.5, 0.5)
 
 
 def test_one_tensor_takes_what_it_takes_alone_and_of_several_units_fills_the_lanes():

@@ -16,10 +16,10 @@ from aiacc.planning.plan import DECOUPLED, Constraints, Plan
 from aiacc.planning.problem import Problem
 from aiacc.planning.schedule import all_reduce_step, decoupled_step, in_turn, predict
 from aiacc.planning.search import PlanSearch
-from aiacc.planning.trace import Tensor, Trace
 from tests.unit.planning.instances import (
     FAMILIES,
     every_plan,
+    made_trace,
     random_problems,
     random_table,
     random_trace,
@@ -29,15 +29,6 @@ from tests.unit.planning.instances import (
 NAMES = [*planners.ALL, "lanes(2)", "lanes(3)", "threshold(0.01)"]
 #: Of small instances whose kinds take turns: those within 0.1 % of the best plan, and the worst.
 _MOSTLY, _AT_WORST = 0.85, 1.1
-
-
-def bursts(*tensors):
-    """A trace of (ready, bytes) or (ready, bytes, dtype), whose forward pass takes no time."""
-    rows = tuple(
-        Tensor(f"t{i}", nbytes, *(dtype or ["float32"]), ready, 0.0)
-        for i, (ready, nbytes, *dtype) in enumerate(tensors)
-    )
-    return Trace("bursts", rows, 0.0, rows[-1].ready_s, "modelled")
 
 
 def planned(name, problem):
@@ -215,7 +206,7 @@ def test_where_kinds_take_turns_plans_are_mostly_the_best_that_there_are(name, s
 )
 def test_a_threshold_fills_the_buckets_of_each_kind(name, buckets):
     rows = [("a", 4), ("b", 1), ("a", 7), ("b", 1), ("a", 2), ("b", 9), ("a", 1), ("b", 1)]
-    trace = bursts(*((float(i), mib << 20, kind) for i, (kind, mib) in enumerate(rows)))
+    trace = made_trace((mib << 20, float(i), kind) for i, (kind, mib) in enumerate(rows))
     plan = planners.plan(name, trace, Affine(0.1, 1e-9))
     assert [" ".join(bucket) for bucket in plan.buckets] == list(buckets)
 
@@ -282,10 +273,7 @@ def test_buckets_need_no_neighbours_but_the_tensors_and_the_order_of_the_trace()
 def test_thousands_of_tensors_need_no_matrix(name, count):
     rng = random.Random(11)
     ready = sorted(0.2 + 0.4 * rng.random() for _ in range(count))
-    rows = [
-        Tensor(f"t{i}", rng.choice((256, 40_000)), "float32", at, 0.2) for i, at in enumerate(ready)
-    ]
-    trace = Trace("many", tuple(rows), 0.2, 0.4, "modelled")
+    trace = made_trace(((rng.choice((256, 40_000)), at) for at in ready), 0.2, 0.4)
     tracemalloc.start()
     try:
         planners.plan(name, trace, Affine(5e-4, 8e-10))
@@ -305,4 +293,4 @@ def test_thousands_of_tensors_need_no_matrix(name, count):
 def test_names_that_nobody_knows(names, text):
     for name in names:
         with pytest.raises(ValueError, match=text):
-            planners.plan(name, bursts((0.0, 1)), Affine(0.0, 1.0))
+            planners.plan(name, made_trace([(1, 0.0)]), Affine(0.0, 1.0))

@@ -5,17 +5,14 @@ import random
 import pytest
 
 from aiacc.planning.plan import Plan
-from aiacc.planning.trace import Tensor, Trace, TraceError, slowest, typical
-from tests.unit.planning.instances import random_trace
+from aiacc.planning.trace import Trace, TraceError, slowest, typical
+from tests.unit.planning.instances import made_trace, random_trace
 
 PLAN = Plan("optimal", (("a", "b"), ("c",)), predicted_s=1.5, bound_s=1.5)
 
 
 def trace_of(forward_s, *ready):
-    tensors = tuple(
-        Tensor(f"t{i}", 4, "float32", forward_s + seconds, 0.0) for i, seconds in enumerate(ready)
-    )
-    return Trace("m", tensors, forward_s, max(ready), "measured")
+    return made_trace([(4, forward_s + at) for at in ready], forward_s, max(ready), "measured")
 
 
 def test_json_there_and_back():

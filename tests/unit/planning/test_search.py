@@ -14,18 +14,16 @@ from aiacc.planning.plan import UNCONSTRAINED, Constraints
 from aiacc.planning.problem import Problem
 from aiacc.planning.schedule import arrivals, predict
 from aiacc.planning.search import GROWTH, RIVALS, TOLERANCE, PlanSearch, Watch, check_wish
-from aiacc.planning.trace import Tensor, Trace
+from tests.unit.planning.instances import made_trace
 
 MIB = 1 << 20
 #: Costs of most networks here: seconds of a startup, and of a byte.
 KNOWN = (1e-3, 1e-9)
 
 
-def _trace(count=40, nbytes=4 * MIB, gap=1e-3):
-    tensors = tuple(
-        Tensor(f"t{i}", nbytes, "float32", 0.02 + gap * (i + 1), 0.0) for i in range(count)
-    )
-    return Trace("net", tensors, 0.02, gap * count, "measured")
+def _trace(count=40, gap=1e-3):
+    rows = [(4 * MIB, 0.02 + gap * (i + 1)) for i in range(count)]
+    return made_trace(rows, 0.02, gap * count, "measured")
 
 
 def _operations(trace, ends_s):
@@ -40,11 +38,7 @@ def test_steps_tell_what_their_operations_cost():
     rng = random.Random(1)
     for _ in range(50):
         ready = sorted(rng.uniform(0, 0.3) for _ in range(30))
-        tensors = tuple(
-            Tensor(f"t{i}", rng.randint(1, 8 * MIB), "float32", at, 0.0)
-            for i, at in enumerate(ready)
-        )
-        trace = Trace("net", tensors, 0.0, 0.3, "measured")
+        trace = made_trace([(rng.randint(1, 8 * MIB), at) for at in ready], 0.0, 0.3, "measured")
         a, b = 10 ** rng.uniform(-5, -3), 10 ** rng.uniform(-10, -8)
         ends_s = arrivals(Problem(trace, Affine(a, b)), list(range(1, 31)))
         assert fit_steps([_operations(trace, ends_s)]) == pytest.approx((a, b), rel=1e-6)

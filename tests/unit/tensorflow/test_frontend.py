@@ -57,15 +57,6 @@ def test_gradients_without_value_are_in_no_group(groups, expected):
     assert grouped == expected
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{"op": 1, "gradient_predivide_factor": 2.0}, {"groups": 0}, {"groups": 2, "op": 2}],
-)
-def test_what_does_not_fit_together_is_refused(arguments):
-    with pytest.raises(ValueError, match="expected"):
-        GradientReduction(**arguments)
-
-
 def test_importing_leaves_tensorflow_to_be_configured_and_refuses_another_backend():
     program = (
         "import tensorflow as tf, aiacc.tensorflow\n"
@@ -117,28 +108,34 @@ def test_the_library_needs_nothing_of_cpp_from_tensorflow_and_has_no_core_of_its
 
 
 @pytest.mark.parametrize(
-    ("compression", "text"),
+    ("arguments", "text"),
     [
-        ("auto", r"compression='auto' .*no chooser.*Compression\.int8"),
-        (Policy(Quantised("int8")), r"compression=Policy\(int8\) .*schedules.*Compression\.int8"),
-        ("auto:int8", r"compression='auto:int8' .*no chooser"),
-        ("int4", r"compression=int4 of gradients .*or randomk:unbiased=true: .*no error feedback"),
-        ("topk", r"compression=topk of gradients .*no error feedback"),
-        ("randomk", r"compression=randomk of gradients .*no error feedback"),
-        ("powersgd", r"compression=powersgd of gradients .*no error feedback"),
-        ("int8:block=7", r"block 7 of int8"),
+        ({"op": 1, "gradient_predivide_factor": 2.0}, "expected"),
+        ({"groups": 0}, "expected"),
+        ({"groups": 2, "op": 2}, "expected"),
+        *(
+            ({"compression": compression}, text)
+            for compression, text in (
+                ("auto", r"compression='auto' .*no chooser.*Compression\.int8"),
+                (Policy(Quantised("int8")), r"=Policy\(int8\) .*schedules.*Compression\.int8"),
+                ("auto:int8", r"compression='auto:int8' .*no chooser"),
+                ("int4", r"=int4 of gradients .*or randomk:unbiased=true: .*no error feedback"),
+                ("topk", r"compression=topk of gradients .*no error feedback"),
+                ("randomk", r"compression=randomk of gradients .*no error feedback"),
+                ("powersgd", r"compression=powersgd of gradients .*no error feedback"),
+                ("int8:block=7", r"block 7 of int8"),
+            )
+        ),
+        *(
+            ({"compression": name, "op": op}, rf"op={name_of_op(op)} with compression={name} .*Sum")
+            for name in ("int8", "fp8", "randomk:unbiased=true")
+            for op in (Min, Max, Product, Adasum)
+        ),
     ],
 )
-def test_what_only_torch_has_is_refused_by_name(compression, text):
+def test_what_does_not_fit_together_or_only_torch_has_is_refused(arguments, text):
     with pytest.raises(ValueError, match=text):
-        GradientReduction(compression=compression)
-
-
-@pytest.mark.parametrize("name", ["int8", "fp8", "randomk:unbiased=true"])
-@pytest.mark.parametrize("op", [Min, Max, Product, Adasum], ids=name_of_op)
-def test_codecs_are_for_sums(name, op):
-    with pytest.raises(ValueError, match=rf"op={name_of_op(op)} with compression={name} .*Sum"):
-        GradientReduction(compression=name, op=op)
+        GradientReduction(**arguments)
 
 
 class _OfTorch(compressor.CodedCompressor):

@@ -1,7 +1,5 @@
 """A model, its optimizer and K-FAC in one process, and what dense matrices make of gradients."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 
@@ -12,7 +10,7 @@ from tests.unit.kfac.networks import record
 BATCH = 6
 
 
-def layered() -> nn.Module:
+def layered():
     """Two layers whose factors have four different dimensions: 4 and 5, 6 and 3."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)).double()
@@ -26,13 +24,13 @@ def training(model=None, **options):
     return model, sgd, hvd.KFAC(model, sgd, **{**defaults, **options})
 
 
-def inputs_of(seed: int) -> torch.Tensor:
+def inputs_of(seed):
     """A batch."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(BATCH, 3, generator=generator, dtype=torch.float64)
 
 
-def backward(model, seed: int = 1, factor: float = 1.0, examples: slice = slice(None)):
+def backward(model, seed=1, factor=1.0, examples=slice(None)):
     """A pass of (part of) a batch: inputs and gradients of outputs of each layer, by its name.
 
     The loss is the mean over the batch times ``factor``; gradients are those of each example's own
@@ -50,7 +48,7 @@ def factors_by_hand(seen):
     return rows.T @ rows / len(rows), gradients.T @ gradients / len(rows)
 
 
-def solved(a, g, gradient, damping: float, solve: str = "cholesky", split: str = "pi"):
+def solved(a, g, gradient, damping, solve="cholesky", split="pi"):
     """What K-FAC makes of the gradient of a layer, with dense matrices."""
     if solve == "eigh":
         dense = torch.kron(g, a)
@@ -65,7 +63,7 @@ def solved(a, g, gradient, damping: float, solve: str = "cholesky", split: str =
     return torch.linalg.solve(g, torch.linalg.solve(a, gradient.T).T)
 
 
-def gradients_of(model) -> dict[str, torch.Tensor]:
+def gradients_of(model):
     """Of each linear layer, as the matrix that K-FAC works on."""
     return {
         name: gradient_matrix(module)
@@ -74,12 +72,12 @@ def gradients_of(model) -> dict[str, torch.Tensor]:
     }
 
 
-def copied(kfac) -> dict[str, torch.Tensor]:
+def copied(kfac):
     """Running means of the factors by name."""
     return {name: one.clone() for name, one in kfac.state_dict()["factors"].items()}
 
 
-def assert_same(found, wanted) -> None:
+def assert_same(found, wanted):
     """Tensors by name."""
     assert found.keys() == wanted.keys()
     for name, one in found.items():
