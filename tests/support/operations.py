@@ -46,6 +46,8 @@ class Case(NamedTuple):
     expected: Any
     op: str = ""
     options: Mapping[str, Any] = MappingProxyType({})
+    #: Gradients of the loss by results; what it gets are then those by what it gives.
+    upstream: Sequence[Any] = ()
 
 
 class Frontend(NamedTuple):
@@ -238,9 +240,7 @@ def given(front: Frontend, case: Case) -> Any:
     return front.tensor(case.given.copy())
 
 
-def call(
-    front: Frontend, case: Case | Gradient, tensors: Any, form: str = "", name: str | None = None
-) -> Any:
+def call(front: Frontend, case: Case, tensors: Any, form: str = "", name: str | None = None) -> Any:
     """What the call gives in one form."""
     function = getattr(front.hvd, case.verb + form)
     options = {"op": getattr(front.hvd, case.op)} if case.op else {}
@@ -286,53 +286,42 @@ def assert_equal(actual: Any, expected: Any) -> None:
     assert actual.tobytes() == np.ascontiguousarray(expected).tobytes()
 
 
-class Gradient(NamedTuple):
-    """A call, the gradient of the loss by each of its results, and that by each of its inputs."""
-
-    verb: str
-    given: list[np.ndarray]
-    upstream: list[np.ndarray]
-    expected: list[np.ndarray]
-    op: str = ""
-    options: Mapping[str, Any] = MappingProxyType({})
-
-
-def gradients(rank: int, size: int) -> Iterator[Gradient]:
+def gradients(rank: int, size: int) -> Iterator[Case]:
     """Gradients of operations as Horovod has them."""
     shape = (2 * size + 1, 2)
     upstream = _upstreams(size, shape)
     x, mean, total = np.ones(shape, np.float32), sum(upstream) / size, sum(upstream)
     mine = upstream[rank]
     factors = {"prescale_factor": 2.0, "postscale_factor": 3.0}
-    yield Gradient("allreduce", [x], [mine], [mean])
-    yield Gradient("allreduce", [x], [mine], [total], "Sum")
-    yield Gradient("allreduce", [x], [mine], [6 * total], "Sum", factors)
+    yield Case("allreduce", [x], [mean], upstream=[mine])
+    yield Case("allreduce", [x], [total], "Sum", upstream=[mine])
+    yield Case("allreduce", [x], [6 * total], "Sum", factors, upstream=[mine])
     two = [x, np.ones((), np.float32)]
     scalars = [np.float32(r + 1) for r in range(size)]
     up, gradient = [mine, scalars[rank]], [2 * total, 2 * sum(scalars)]
-    yield Gradient("grouped_allreduce", two, up, gradient, "Sum", {"prescale_factor": 2.0})
+    yield Case("grouped_allreduce", two, gradient, "Sum", {"prescale_factor": 2.0}, upstream=up)
     for root in range(size):
         expected = mean if rank == root else 0 * mean
-        yield Gradient("broadcast", [x], [mine], [expected], options={"root_rank": root})
+        yield Case("broadcast", [x], [expected], options={"root_rank": root}, upstream=[mine])
     # Rows of different number: each rank gets back those that it gave.
     rows = np.ones((rank + 1, 2), np.float32)
     ups = _upstreams(size, (size * (size + 1) // 2, 2))
     begin = rank * (rank + 1) // 2
     of_rows = (sum(ups) / size)[begin : begin + rank + 1]
-    yield Gradient("allgather", [rows], [ups[rank]], [of_rows])
+    yield Case("allgather", [rows], [of_rows], upstream=[ups[rank]])
     up = ups[rank]
-    yield Gradient("grouped_allgather", [rows] * 2, [up, 2 * up], [of_rows, 2 * of_rows])
+    yield Case("grouped_allgather", [rows] * 2, [of_rows, 2 * of_rows], upstream=[up, 2 * up])
     ups = [np.full((size * (size + 1) // 2, 2), r + 1, np.float32) for r in range(size)]
     sent = np.repeat(np.arange(1, size + 1), rank + 1).astype(np.float32)
     back, splits = np.stack([sent, sent], 1), {"splits": [rank + 1] * size}
-    yield Gradient("alltoall", [np.ones_like(back)], [ups[rank]], [back], options=splits)
+    yield Case("alltoall", [np.ones_like(back)], [back], options=splits, upstream=[ups[rank]])
     up = np.full(2 * size, rank + 1, np.float32)
     evenly = np.repeat(np.arange(1, size + 1), 2).astype(np.float32)
-    yield Gradient("alltoall", [np.ones_like(up)], [up], [evenly])
+    yield Case("alltoall", [np.ones_like(up)], [evenly], upstream=[up])
     for op, factor in (("Sum", size), ("Average", 1)):
         up, whole = part(total, rank, size), factor * total
-        yield Gradient("reducescatter", [x], [up], [6 * whole], op, factors)
-        yield Gradient("grouped_reducescatter", [x, x], [up, 2 * up], [whole, 2 * whole], op)
+        yield Case("reducescatter", [x], [6 * whole], op, factors, upstream=[up])
+        yield Case("grouped_reducescatter", [x, x], [whole, 2 * whole], op, upstream=[up, 2 * up])
 
 
 def _upstreams(size: int, shape: tuple[int, ...]) -> list[np.ndarray]:
@@ -350,14 +339,14 @@ def check_gradients(front: Frontend, differentiate: Callable[..., list[Any]]) ->
     """
     for case in gradients(front.hvd.rank(), front.hvd.size()):
         for name in (None, "gradient"):
-            inputs, upstream = ([front.tensor(a) for a in arrays] for arrays in case[1:3])
+            inputs, upstream = ([front.tensor(a) for a in of] for of in (case.given, case.upstream))
             found = differentiate(functools.partial(_outputs, front, case, name), inputs, upstream)
             for one, other in zip(found, case.expected, strict=True):
                 message = f"{case.verb} {case.op}"
                 np.testing.assert_allclose(front.array(one), other, rtol=2.5e-7, err_msg=message)
 
 
-def _outputs(front: Frontend, case: Gradient, name: str | None, inputs: list[Any]) -> list[Any]:
+def _outputs(front: Frontend, case: Case, name: str | None, inputs: list[Any]) -> list[Any]:
     if case.verb.startswith("grouped_"):
         return list(call(front, case, inputs, name=name))
     result = call(front, case, inputs[0], name=name)

@@ -4,13 +4,15 @@ import select
 import socket
 import struct
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 from aiacc.bootstrap import frames
 from aiacc.bootstrap.provider import PROTOCOL_VERSION
 from aiacc.bootstrap.rendezvous import RendezvousProvider
 from aiacc.exceptions import BootstrapError
 
+#: Runs one function per rank, each on its own thread.
+Ranks = ThreadPoolExecutor
 PATIENT_S = 30.0
 #: Nobody comes meanwhile.
 SHORT_S = 0.3
@@ -38,22 +40,6 @@ def gather(rank, size, port, *, timeout_s=PATIENT_S, payload=None, **options):
     return exchange(provider(rank, size, port, **options), mine, timeout_s=timeout_s)[0]
 
 
-class Ranks:
-    """Runs one function per rank, each on its own thread."""
-
-    def __init__(self, count):
-        self._pool = ThreadPoolExecutor(count)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._pool.shutdown()
-
-    def start(self, function, *args, **options) -> Future:
-        return self._pool.submit(function, *args, **options)
-
-
 def outcome(future):
     """The result of a call, or the text of its BootstrapError."""
     try:
@@ -65,7 +51,7 @@ def outcome(future):
 def run_all(calls):
     """Outcome of each call."""
     with Ranks(len(calls)) as ranks:
-        return [outcome(future) for future in [ranks.start(call) for call in calls]]
+        return [outcome(future) for future in [ranks.submit(call) for call in calls]]
 
 
 def dial(port):

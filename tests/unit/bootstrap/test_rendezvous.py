@@ -44,9 +44,9 @@ BOTH = [b"from 0", b"from 1"]
 def undisturbed(port, token=""):
     """Rank 0 of two gathers; whatever happens here, its job is whole once rank 1 comes."""
     with Ranks(2) as ranks:
-        zero = ranks.start(gather, 0, 2, port, token=token)
+        zero = ranks.submit(gather, 0, 2, port, token=token)
         yield
-        one = ranks.start(gather, 1, 2, port, token=token)
+        one = ranks.submit(gather, 1, 2, port, token=token)
         assert outcome(zero) == outcome(one) == BOTH
 
 
@@ -117,10 +117,10 @@ def test_a_bad_first_connection_is_closed_and_tried_again(first_attempt, port, m
     with Ranks(2) as ranks:
         with monkeypatch.context() as patch:
             patch.setattr(socket, "create_connection", connect_badly_once)
-            one = ranks.start(gather, 1, 2, port)
+            one = ranks.submit(gather, 1, 2, port)
             assert again.wait(PATIENT_S)
         assert made[0].fileno() == -1
-        zero = ranks.start(gather, 0, 2, port)
+        zero = ranks.submit(gather, 0, 2, port)
         assert outcome(zero) == outcome(one) == BOTH
 
 
@@ -139,7 +139,7 @@ SERVERS = [
 def test_what_is_not_rank_0_is_not_trusted(says, error, port):
     patience_s = PATIENT_S if says else SHORT_S
     with socket.create_server(("127.0.0.1", port)) as server, Ranks(1) as ranks:
-        future = ranks.start(gather, 1, 2, port, token="secret", timeout_s=patience_s)
+        future = ranks.submit(gather, 1, 2, port, token="secret", timeout_s=patience_s)
         connection, _ = server.accept()
         with connection:
             connection.sendall(says)
@@ -149,8 +149,8 @@ def test_what_is_not_rank_0_is_not_trusted(says, error, port):
 def test_a_mismatch_reaches_a_rank_that_comes_later(port, monkeypatch):
     monkeypatch.setattr(rendezvous_server, "_FAREWELL_S", PATIENT_S)
     with Ranks(3) as ranks:
-        zero, one = ranks.start(gather, 0, 3, port), ranks.start(gather, 1, 4, port)
-        texts = [outcome(one), outcome(ranks.start(gather, 2, 3, port)), outcome(zero)]
+        zero, one = ranks.submit(gather, 0, 3, port), ranks.submit(gather, 1, 4, port)
+        texts = [outcome(one), outcome(ranks.submit(gather, 2, 3, port)), outcome(zero)]
     for text in texts:
         assert "rank 0 was started with size 3, rank 1 with size 4" in text
 
@@ -205,11 +205,11 @@ def second_rank_0(port, token=""):
 def test_a_second_rank_0_ends_both_exchanges(port, monkeypatch):
     monkeypatch.setattr(rendezvous_server, "_FAREWELL_S", PATIENT_S)
     with Ranks(3) as ranks:
-        zero = ranks.start(gather, 0, 3, port)
-        one = ranks.start(gather, 1, 3, port)
+        zero = ranks.submit(gather, 0, 3, port)
+        one = ranks.submit(gather, 1, 3, port)
         dial(port).close()  # now it listens
         assert f"the port is taken by process {os.getpid()} (" in second_rank_0(port)
-        two = ranks.start(gather, 2, 3, port)
+        two = ranks.submit(gather, 2, 3, port)
         for text in (outcome(zero), outcome(one), outcome(two)):
             assert re.search(rf"rank 0 came twice: .* pid {os.getpid()}, .* and process \d+", text)
             assert "AIACC_TOKEN of its own" in text
@@ -223,7 +223,7 @@ def test_a_rank_0_with_another_token_is_no_second_one(port):
 
 def test_rank_0_as_a_client_is_told(port):
     with Ranks(1) as ranks:
-        zero = ranks.start(gather, 0, 3, port)
+        zero = ranks.submit(gather, 0, 3, port)
         with ByHand(port) as client:
             assert client.introduce(0, 3).kind == frames.Kind.WELCOME
             texts = [client.next().body.decode(), outcome(zero)]
@@ -255,7 +255,7 @@ NONSENSE = [
 @pytest.mark.parametrize(("nonsense", "why"), NONSENSE)
 def test_nonsense_or_the_end_of_a_rank_fails_every_rank_and_names_it(nonsense, why, port):
     with Ranks(2) as ranks:
-        zero, two = ranks.start(gather, 0, 3, port), ranks.start(gather, 2, 3, port)
+        zero, two = ranks.submit(gather, 0, 3, port), ranks.submit(gather, 2, 3, port)
         with ByHand(port) as client:
             assert client.introduce(1, 3).kind == frames.Kind.WELCOME
             if nonsense is None:
@@ -337,7 +337,7 @@ def test_proper_hellos_with_wrong_fields_end_nothing(port):
 def test_a_silent_stranger_is_dropped_and_mentioned(port, monkeypatch):
     monkeypatch.setattr(rendezvous_server, "_HELLO_PATIENCE_S", 0.05)
     with Ranks(1) as ranks:
-        zero = ranks.start(gather, 0, 2, port, timeout_s=1.0)
+        zero = ranks.submit(gather, 0, 2, port, timeout_s=1.0)
         with dial(port) as stranger:
             while stranger.recv(4096):
                 pass
@@ -386,9 +386,9 @@ def test_a_rank_0_without_descriptors_says_so_to_those_who_are_in(number, text, 
     monkeypatch.setattr(rendezvous_server.RendezvousServer, "_admit", admit)
     scarce(monkeypatch, number, "accept", someone_is_in.is_set)
     with Ranks(3) as ranks:
-        zero, one = (ranks.start(gather, rank, 3, port) for rank in (0, 1))
+        zero, one = (ranks.submit(gather, rank, 3, port) for rank in (0, 1))
         assert someone_is_in.wait(PATIENT_S)
-        two = ranks.start(gather, 2, 3, port, timeout_s=SHORT_S)
+        two = ranks.submit(gather, 2, 3, port, timeout_s=SHORT_S)
         for future in (zero, one):
             assert text in outcome(future)
         assert "rank 0 not reached" in outcome(two) or "no result" in outcome(two)

@@ -35,21 +35,18 @@ def same(one, other):
     """Equal in type and in every bit."""
     if type(one) is not type(other):
         return False
+    if isinstance(one, dict):
+        one, other = list(one.items()), list(other.items())
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, torch.Tensor):
+        bits = [x.resolve_conj().reshape(-1).contiguous().view(torch.uint8) for x in (one, other)]
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*bits)
+    if isinstance(one, float | complex):
+        one, other = np.array(one), np.array(other)
     if isinstance(one, np.ndarray | np.generic):
         equal = one.dtype == other.dtype and one.shape == other.shape
         return equal and one.tobytes() == other.tobytes()
-    if isinstance(one, torch.Tensor):
-        equal = one.dtype == other.dtype and one.shape == other.shape
-        flat = [x.resolve_conj().reshape(-1).contiguous().view(torch.uint8) for x in (one, other)]
-        return equal and torch.equal(*flat)
-    if isinstance(one, float):
-        return struct.pack("<d", one) == struct.pack("<d", other)
-    if isinstance(one, complex):
-        return same(one.real, other.real) and same(one.imag, other.imag)
     return one == other
 
 
