@@ -216,7 +216,7 @@ class _Run:
         program = ["-m", "tests.support.rank_process", address]
         self._selector.register(self._listener, selectors.EVENT_READ)
         if launcher != "explicit":
-            self._spawn(-1, launch_command(launcher, self._size, program), env)
+            self._watch(-1, _spawn(launch_command(launcher, self._size, program), env))
             return
         port = free_port()
         for number in range(self._size):
@@ -225,14 +225,8 @@ class _Run:
                 "AIACC_SIZE": str(self._size),
                 "AIACC_ADDR": f"127.0.0.1:{port}",
             }
-            if rank := fork(self._task[0], number, {**place, **env}, address):
-                self._watch(number, rank)
-            else:
-                self._spawn(number, [sys.executable, *program], {**place, **env})
-
-    def _spawn(self, number: int, command: list[str], env: dict[str, str]) -> None:
-        child = subprocess.Popen(command, env=env, cwd=ROOT, start_new_session=True)
-        self._watch(number, child)
+            forked = fork(self._task[0], number, {**place, **env}, address)
+            self._watch(number, forked or _spawn([sys.executable, *program], {**place, **env}))
 
     def _watch(self, number: int, child: subprocess.Popen[bytes] | ForkedRank) -> None:
         descriptor = os.pidfd_open(child.pid)
@@ -304,11 +298,9 @@ class _Run:
         return bool(select.select([self._listener], [], [], 0)[0])
 
     def _describe_death(self, number: int) -> str:
-        for owner, child in self._children.values():
-            if owner == number:
-                text = _exit_text(child.wait())
-                return f"rank {number} of {self._size} died: {text}"
-        return f"rank {number} of {self._size} died (its launcher knows how)"
+        children = dict(self._children.values())
+        how = f": {_exit_text(children[number].wait())}" if number in children else ""
+        return f"rank {number} of {self._size} died{how or ' (its launcher knows how)'}"
 
     def _describe_hang(self, numbers: list[int], timeout: float) -> str:
         lines = [f"after {timeout:g} s still running: rank {', '.join(map(str, numbers))}"]
@@ -324,16 +316,19 @@ class _Run:
                 with contextlib.suppress(ProcessLookupError):  # who forked it may have reaped it
                     os.killpg(child.pid, signal.SIGKILL)
         for rank in self._ranks.values():  # a launcher gives its ranks sessions of their own
-            if rank.connection.closed or not _is_rank(rank.pid):
-                continue
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.kill(rank.pid, signal.SIGKILL)
+            if not rank.connection.closed and _is_rank(rank.pid):
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.kill(rank.pid, signal.SIGKILL)
         for descriptor, (_, child) in self._children.items():
             child.wait()
             os.close(descriptor)
         for rank in self._ranks.values():
             rank.connection.close()
         self._selector.close()
+
+
+def _spawn(command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, env=env, cwd=ROOT, start_new_session=True)
 
 
 def _exit_text(code: int) -> str:
