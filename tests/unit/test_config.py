@@ -12,17 +12,16 @@ from aiacc.exceptions import BootstrapError
 from aiacc.run.help_env import as_markdown, as_text
 from tests.support.ranks import run_ranks
 
-TORCHRUN = {
-    "RANK": "3",
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "node0",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-    "TORCHELASTIC_RESTART_COUNT": "2",
-    "TORCHELASTIC_RUN_ID": "job-7",
-}
+
+def given(text):
+    """Variables, of "RANK=0 SIZE=2"."""
+    return dict(variable.split("=") for variable in text.split())
+
+
+TORCHRUN = given(
+    "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=node0 MASTER_PORT=29500 "
+    "TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=2 TORCHELASTIC_RUN_ID=job-7"
+)
 
 
 def test_torchrun():
@@ -52,8 +51,7 @@ def test_torchrun():
     ],
 )
 def test_mpirun(variables, expected):
-    found = config.launcher_environment(dict(one.split("=") for one in variables.split()))
-    assert found.mpi == expected
+    assert config.launcher_environment(given(variables)).mpi == expected
 
 
 @pytest.mark.parametrize("said", ["RANK='one'", "MASTER_PORT='http'", "RANK=4 ", "WORLD_SIZE=0 "])
@@ -103,29 +101,22 @@ KNOWN = [name for name, *_ in _core.env_table()]
     ],
 )
 def test_a_typo_is_named_with_what_was_meant(variables, said):
-    given = dict(variable.split("=") for variable in variables.split())
-    text = unknown_variables.warning_about(given, KNOWN)
+    text = unknown_variables.warning_about(given(variables), KNOWN)
     assert re.match(rf"\[config\] {said}" if said else "$", text), text
 
 
 def test_only_what_asks_horovod_for_something_is_named():
-    unchanged = {
-        "PATH": "/bin",
-        "AIACC_LANES": "2",
-        "HOROVOD_CYCLE_TIME": "1",
-        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "10",
-        "HOROVOD_ELASTIC": "",
-        "HOROVOD_HOSTNAME": "here",
-        "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
-        "HOROVOD_WITH_PYTORCH": "1",
-        "HOROVOD_GPU_OPERATIONS": "NCCL",
-        "HOROVOD_CACHE_CAPACITY": "7",
-    }
+    unchanged = given(
+        "PATH=/bin AIACC_LANES=2 HOROVOD_CYCLE_TIME=1 HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE=10 "
+        "HOROVOD_ELASTIC= HOROVOD_HOSTNAME=here HOROVOD_DYNAMIC_PROCESS_SETS=1 "
+        "HOROVOD_WITH_PYTORCH=1 HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_CACHE_CAPACITY=7"
+    )
     honoured = ["HOROVOD_CACHE_CAPACITY", "HOROVOD_RANK"]
     assert horovod_variables.warning_about(unchanged, honoured) is None
-    changed = {"FUSION_THRESHOLD": "0", "CYCLE_TIME": "3.5", "COLOUR": "blue", "RANK": "0"}
-    variables = {f"HOROVOD_{name}": value for name, value in changed.items()}
-    text = horovod_variables.warning_about({**unchanged, **variables}, honoured)
+    changed = given(
+        "HOROVOD_FUSION_THRESHOLD=0 HOROVOD_CYCLE_TIME=3.5 HOROVOD_COLOUR=blue HOROVOD_RANK=0"
+    )
+    text = horovod_variables.warning_about(unchanged | changed, honoured)
     assert "HOROVOD_CYCLE_TIME (there is no cycle)" in text
     assert "HOROVOD_FUSION_THRESHOLD (there is no fusion buffer; AIACC_UNIT_BYTES" in text
     assert "HOROVOD_COLOUR (unknown)" in text
@@ -143,11 +134,10 @@ def _warnings_at_init():
 def test_init_warns_once_for_each_and_where_it_was_called(monkeypatch):
     monkeypatch.setenv("HOROVOD_LOG_LEVEL", "error")
     assert _warnings_at_init() == []
-    monkeypatch.setenv("AIACC_LANE", "4")
-    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5")
-    monkeypatch.setenv("HOROVOD_AUTOTUNE", "1")
-    monkeypatch.setenv("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "5")
-    monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")
+    variables = "AIACC_LANE=4 HOROVOD_CYCLE_TIME=5 HOROVOD_STALL_CHECK_DISABLE=1 "
+    variables += "HOROVOD_AUTOTUNE=1 HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE=5"
+    for name, value in given(variables).items():
+        monkeypatch.setenv(name, value)
     (unknown, ignored), files = zip(*sorted(_warnings_at_init()), strict=True)
     assert set(files) == {__file__}
     assert "AIACC_LANE " in unknown
@@ -173,7 +163,7 @@ def test_only_one_rank_warns():
     ],
 )
 def test_typos_are_part_of_an_error(monkeypatch, variables, error, text):
-    for variable in variables.split():
-        monkeypatch.setenv(*variable.split("="))
+    for name, value in given(variables).items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(error, match=text):
         aiacc.init()

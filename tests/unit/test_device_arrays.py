@@ -85,17 +85,8 @@ def test_dlpack_on_a_device_is_read_by_cupy(monkeypatch):
 
 
 def test_dlpack_in_host_memory_is_read_by_numpy():
-    class Tensor:
-        def __init__(self):
-            self.host = np.arange(4.0)
-
-        def __dlpack__(self, **options):
-            return self.host.__dlpack__(**options)
-
-        def __dlpack_device__(self):
-            return self.host.__dlpack_device__()
-
-    tensor = Tensor()
-    view = arrays.view_of(tensor, "here")
+    host = np.arange(4.0)
+    given = SimpleNamespace(__dlpack__=host.__dlpack__, __dlpack_device__=host.__dlpack_device__)
+    view = arrays.view_of(given, "here")
     assert (view.device, view.stream) == (-1, 0)
-    assert view.address == tensor.host.__array_interface__["data"][0]
+    assert view.address == host.__array_interface__["data"][0]

@@ -21,21 +21,18 @@ def choose(variables, **changes):
     return provider
 
 
-SLURM = {
-    "SLURM_JOB_ID": "812",
-    "SLURM_STEP_ID": "3",
-    "SLURM_PROCID": "1",
-    "SLURM_NTASKS": "9",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_NODELIST": "node[01-03,07],gpu5",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x4)",
-    "SLURM_CLUSTER_NAME": "big",
-    "SLURM_JOB_USER": "ada",
-}
-HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9"}
-TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+def given(text):
+    """Variables, of "RANK=0 SIZE=2"."""
+    return dict(variable.split("=") for variable in text.split())
+
+
+SLURM = given(
+    "SLURM_JOB_ID=812 SLURM_STEP_ID=3 SLURM_PROCID=1 SLURM_NTASKS=9 SLURM_STEP_NUM_TASKS=4 "
+    "SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_STEP_NODELIST=node[01-03,07],gpu5 "
+    "SLURM_STEP_TASKS_PER_NODE=1(x4) SLURM_CLUSTER_NAME=big SLURM_JOB_USER=ada"
+)
+HYDRA = given("PMI_RANK=1 PMI_SIZE=2 PMI_FD=9")
+TORCHRUN = given("RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1")
 ALONE_HYDRA = HYDRA | {"PMI_RANK": "0", "PMI_SIZE": "1"}
 ALONE_TORCHRUN = TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}
 #: What srun sets for an MPI library that speaks PMI-2 by other means than a descriptor.

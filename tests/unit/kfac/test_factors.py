@@ -13,17 +13,11 @@ from tests.unit.kfac.networks import factors_of, record
 from tests.unit.kfac.oracle import their_factors
 
 
-def image_network(convolution, size=9):
+def image_network(convolution):
     torch.manual_seed(0)
-    first = convolution.double()
-    channels = first(torch.zeros(1, first.in_channels, size, size).double()).shape[1]
-    return nn.Sequential(
-        first,
-        nn.Tanh(),
-        nn.AdaptiveAvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(4 * channels, 3),
-    ).double()
+    last = nn.Linear(4 * convolution.out_channels, 3)
+    layers = convolution, nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), last
+    return nn.Sequential(*layers).double()
 
 
 def compare(model, inputs, targets, loss, approx="expand", theirs=1.0, **of_loss):

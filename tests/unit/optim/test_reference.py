@@ -8,10 +8,8 @@ import torch
 
 from aiacc.optim import LAMB, LARS, AdamSGD, interpolation
 from tests.support.learning.timm_optimizers import Lamb, Lars
-from tests.unit.optim.training import assert_close, parameters, reference, train
+from tests.unit.optim.training import WAYS, assert_close, parameters, reference, train
 
-#: Tensor by tensor, with operations on lists, and by the core.
-WAYS = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 LISTS = WAYS[:2]
 
 

@@ -5,6 +5,8 @@ import torch
 
 SHAPES = [(7, 5), (16,), (3, 2, 3, 3), (1, 1), (4, 4)]
 STEPS = 5
+#: Tensor by tensor, with operations on lists, and by the core.
+WAYS = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 
 
 def _random(generator):

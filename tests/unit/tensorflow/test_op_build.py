@@ -2,7 +2,7 @@
 
 import dataclasses
 import shlex
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -95,17 +95,10 @@ def compiler(tmp_path, monkeypatch):
 
 def test_who_comes_at_the_same_time_waits(folder, compiler):
     calls = compiler('echo library >"$output"')
-    found = []
-    threads = [
-        threading.Thread(target=lambda: found.append(op_build.built("a test"))) for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(found)) == 1
-    assert len(found) == 8
-    assert found[0].read_text() == "library\n"
+    with ThreadPoolExecutor(8) as threads:
+        found = set(threads.map(op_build.built, ["a test"] * 8))
+    (library,) = found
+    assert library.read_text() == "library\n"
     assert calls.read_text() == "called\n"
     assert folder.stat().st_mode & 0o777 == 0o700
 

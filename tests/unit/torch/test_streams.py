@@ -1,6 +1,7 @@
 """aiacc.torch.streams against what it calls of torch.cuda, which this machine may not have."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -53,12 +54,9 @@ def test_the_allocator_is_told_of_the_stream_that_waits(cuda):
 def test_a_thread_has_one_stream_of_its_own_for_each_device(cuda):
     assert streams.aside(0) is streams.aside(0)
     assert streams.aside(1) is not streams.aside(0)
-    others = []
-    thread = threading.Thread(target=lambda: others.append(streams.aside(0)))
-    thread.start()
-    thread.join()
-    assert others[0] is not streams.aside(0)
-    assert all(stream is not cuda.current for stream in [*others, streams.aside(0)])
+    with ThreadPoolExecutor(1) as other:
+        both = [other.submit(streams.aside, 0).result(), streams.aside(0), cuda.current]
+    assert len({id(stream) for stream in both}) == 3
 
 
 def test_waiting_for_tensors_in_host_memory_asks_for_no_stream(cuda, monkeypatch):
