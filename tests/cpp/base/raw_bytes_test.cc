@@ -1,6 +1,5 @@
 #include "csrc/base/raw_bytes.h"
 
-
 #include <gtest/gtest.h>
 
 namespace aiacc {

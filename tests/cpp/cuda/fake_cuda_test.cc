@@ -3,7 +3,6 @@
 
 #include "tests/cpp/support/fakes/fake_cuda.h"
 
-
 #include <gtest/gtest.h>
 
 #include "csrc/cuda/device.h"

@@ -1,6 +1,5 @@
 #include "csrc/control/tcp/doubling_plan.h"
 
-
 #include <gtest/gtest.h>
 
 namespace aiacc {
