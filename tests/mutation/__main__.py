@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.mutation.points import Point, plant, points_of
+from tests.support.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutation"
@@ -195,18 +196,12 @@ def run(
         **(env or {}),
     }
     try:
-        return subprocess.run(
-            command,
-            cwd=folder,
-            env=variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=limit,
-            check=check,
+        return run_program(
+            command, env=variables, cwd=folder, check=check, merged=True, limit_s=limit
         )
-    except subprocess.TimeoutExpired:
+    except AssertionError:
+        if check:
+            raise
         return subprocess.CompletedProcess(command, 124, "")
 
 

@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import math
 import random
@@ -10,7 +9,7 @@ from aiacc.planning.cost import Affine
 from aiacc.planning.plan import Plan
 from aiacc.planning.simulate import Activity, simulate
 from aiacc.planning.trace import TraceError, slowest
-from tests.unit.planning.instances import random_trace
+from tests.unit.planning.instances import made_trace, random_trace
 
 
 def times(timeline):
@@ -86,9 +85,9 @@ def test_ranks_that_differ_wait_for_the_slowest_of_each_bucket(name):
     """As if the slowest were everywhere, where all ranks' tensors come in the same order."""
     rng = random.Random(1)
     for _ in range(20):
-        one = random_trace(rng, 8)
-        shift = [rng.random() for _ in one.tensors]
-        other = _later(one, shift)
+        sizes = [rng.choice((10, 40_000, 250_000)) for _ in range(8)]
+        ready = [sorted(rng.uniform(0.5, 2) for _ in sizes) for _ in range(2)]
+        one, other = (made_trace(zip(sizes, of, strict=True), 0.5) for of in ready)
         cost = Affine(0.1, 1e-6)
         together = slowest([one, other])
         plan = planners.plan(name, together, cost)
@@ -112,17 +111,6 @@ def test_a_plan_of_other_tensors_is_refused(schedule):
         graphs.step_s([trace, other], Plan("some", (("t0", "t1", "t2"),), schedule), cost)
     with pytest.raises(TraceError, match="no ranks"):
         graphs.step_s([], Plan("some", (("t0",),)), cost)
-
-
-def _later(trace, seconds):
-    """The same with every gradient later, in the same order."""
-    clock, tensors = 0.0, []
-    for tensor, more in zip(trace.tensors, seconds, strict=True):
-        clock = max(clock, tensor.ready_s + more)
-        tensors.append(dataclasses.replace(tensor, ready_s=clock))
-    return dataclasses.replace(
-        trace, tensors=tuple(tensors), backward_s=max(trace.backward_s, clock - trace.forward_s)
-    )
 
 
 def test_a_chart_of_thousands_of_activities_has_few_artists(monkeypatch, tmp_path):

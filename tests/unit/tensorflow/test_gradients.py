@@ -27,18 +27,15 @@ GRADIENTS = [Gradient("a", 8, "float32"), Gradient("b", 0, "float16")]
 # --- sums of several passes
 
 
-class _Updates(list):
-    """Sums that were handed on."""
-
-    def __call__(self, sums):
-        self.append([None if total is None else total.numpy().tolist() for total in sums])
-
-
 def _run(aggregation, calls):
-    """Updates that these calls, pairs of gradients and variables, lead to."""
-    updates = _Updates()
+    """Sums that are handed on in these calls, pairs of gradients and variables."""
+    updates = []
+
+    def note(sums):
+        updates.append([None if total is None else total.numpy().tolist() for total in sums])
+
     for grads, variables in calls:
-        aggregation.run(grads, variables, updates)
+        aggregation.run(grads, variables, note)
     return updates
 
 

@@ -1,5 +1,7 @@
 """Names of nodes and calls, in graphs that are only named."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from aiacc.tensorflow import node_names
@@ -18,13 +20,6 @@ class ControlFlowFuncGraph(_Graph):  # the names of TensorFlow's classes
 
 class WhileBodyFuncGraph(ControlFlowFuncGraph):
     pass
-
-
-class _LoopContext:
-    outer_context = None
-
-    def IsWhileContext(self):  # noqa: N802 - TensorFlow's name
-        return True
 
 
 @pytest.mark.parametrize(
@@ -63,7 +58,7 @@ def test_loops_are_counted():
     inner = WhileBodyFuncGraph("while_body", branch)
     counts = [node_names.loops_around(graph) for graph in (step, body, branch, inner)]
     assert counts == [0, 1, 1, 2]
-    step._control_flow_context = _LoopContext()
+    step._control_flow_context = SimpleNamespace(outer_context=None, IsWhileContext=lambda: True)
     assert node_names.loops_around(inner) == 3
 
 
