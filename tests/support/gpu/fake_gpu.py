@@ -20,6 +20,7 @@ import contextlib
 import ctypes
 import math
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -100,24 +101,6 @@ def pretend_wire_formats() -> list[int]:
     wires: list[int] = []
     real = _core.prepare
 
-    class Prepared:
-        """Rounds its inputs when it starts, and lets the core reduce them as they are then."""
-
-        def __init__(self, wire: int, shapes: Any, prescale: float, submission: Any) -> None:
-            self._wire, self._shapes, self._prescale = wire, shapes, prescale
-            self._submission = submission
-
-        def start(self, inputs: Any, outputs: Any, stream: int = 0) -> int:
-            several = isinstance(inputs, tuple)
-            shapes = self._shapes if several else (self._shapes,)
-            given = zip(*((inputs, outputs) if several else ((inputs,), (outputs,))), strict=True)
-            for (address, output), shape in zip(given, shapes, strict=True):
-                _narrow(self._wire, address, output, shape, self._prescale)
-            return int(self._submission.start(outputs, outputs, stream))
-
-        def start_in_place(self, *tensors: object) -> None:
-            """Not of tensors that are on a GPU, as these seem to be."""
-
     def prepare(*arguments: Any) -> Any:
         kind, verb, name, shape, dtype, process_set, device, *rest = arguments
         op, prescale, postscale, wire, *_ = (*rest, *(1, 1.0, 1.0, 0)[len(rest) :])
@@ -128,7 +111,17 @@ def pretend_wire_formats() -> list[int]:
         if not wire or set(codes) != {_SINGLE}:
             return real(*arguments)  # which refuses a wire format for what is not float32
         plain = real(kind, verb, name, shape, dtype, process_set, device, op, 1.0, postscale)
-        return Prepared(wire, shape, prescale, plain)
+
+        def start(inputs: Any, outputs: Any, stream: int = 0) -> int:
+            """Round the inputs, and let the core reduce them as they are then."""
+            several = isinstance(inputs, tuple)
+            given = (inputs, outputs, shape) if several else ((inputs,), (outputs,), (shape,))
+            for address, output, one in zip(*given, strict=True):
+                _narrow(wire, address, output, one, prescale)
+            return int(plain.start(outputs, outputs, stream))
+
+        # Nothing starts in place with tensors that are on a GPU, as these seem to be.
+        return SimpleNamespace(start=start, start_in_place=lambda *tensors: None)
 
     pretended: Any = _core
     pretended.gpu_engine = lambda: "nccl"

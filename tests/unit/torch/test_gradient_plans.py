@@ -41,70 +41,58 @@ _SIXTEEN = _gradients(16, 16, 16, 16, 16)
 _ON_TWO_DEVICES = _gradients(1, 1, 1, 1, 1, device_keys=[0, 1, 0, 1, 1])
 
 
-@pytest.mark.parametrize(
-    ("planner", "gradients", "plan"),
-    [
-        # Single gradients are in no bucket.
-        (singly(), _gradients(1, 2, 3), []),
-        # Chosen groups are found by name.
-        (
-            chosen([["c", "a"], ["frozen"], ["b", "frozen"]]),
-            _gradients(1, 1, 1, 1),
-            [[2, 0], [], [1]],
-        ),
-        # A number of groups.
-        (evenly(1), _SIXTEEN, [[0, 1, 2, 3, 4]]),
-        (evenly(2), _SIXTEEN, [[0, 1, 2], [3, 4]]),
-        (evenly(3), _SIXTEEN, [[0, 1], [2, 3], [4]]),
-        (evenly(9), _SIXTEEN, [[0], [1], [2], [3], [4]]),
-        (evenly(2), [], []),
-        # A group or a plan's bucket on several devices is one for each.
-        (evenly(1), _ON_TWO_DEVICES[:4], [[0, 2], [1, 3]]),
-        (evenly(2), _ON_TWO_DEVICES[:4], [[0], [1], [2], [3]]),
-        (planned(_GIVEN), _ON_TWO_DEVICES, [[4], [2, 0], [3], [1]]),
-        (together(_GIVEN.buckets), _ON_TWO_DEVICES, [[4], [2, 0], [3], [1]]),
-        # A bucket holds what fits, with what is between them; a larger one is alone.
-        (by_size(128), _SIXTEEN[:3], [[0, 1], [2]]),
-        (by_size(127), _SIXTEEN[:3], [[0], [1], [2]]),
-        (by_size(72), _gradients(1, 2, 1), [[0, 1], [2]]),
-        (by_size(64), _gradients(1, 100, 1), [[0], [1], [2]]),
-        # Empty gradients have a place.
-        (by_size(64), _gradients(0, 0), [[0, 1]]),
-        (by_size(64), [], []),
-        # Types and devices are not mixed, and buckets come in the order of completion.
-        (by_size(1 << 20), _gradients(16, 16, 16, dtypes=_FLOATS_AND_BFLOAT), [[1], [0, 2]]),
-        (by_size(1 << 20), _gradients(1, 1, 1, device_keys=[1, 0, 1]), [[1], [0, 2]]),
-        # Those apart share buckets with one another.
-        (by_size(1 << 20, ["b", "d"]), _SIXTEEN, [[1, 3], [0, 2, 4]]),
-        (by_size(128, ["b", "d", "e"]), _SIXTEEN, [[0, 2], [1, 3], [4]]),
-        (by_size(1 << 20, ["nobody"]), _SIXTEEN, [[0, 1, 2, 3, 4]]),
-        # Only those that are named are fused.
-        (fused(1 << 20, ["e", "a", "c"]), _SIXTEEN, [[0, 2, 4]]),
-        (fused(128, ["e", "a", "c"]), _SIXTEEN, [[0, 2], [4]]),
-        (fused(1 << 20, []), _SIXTEEN, []),
-        (fused(1 << 20, "abc"), _gradients(1, 1, 1, dtypes=_FLOATS_AND_BFLOAT), [[1], [0, 2]]),
-        # From the end the last gradients are first.
-        (fused_from_the_end(128, "abde"), _SIXTEEN, [[4, 3], [1, 0]]),
-    ],
-)
+#: (planner, gradients, plan)
+PLANS = [
+    # Single gradients are in no bucket.
+    (singly(), _gradients(1, 2, 3), []),
+    # Chosen groups are found by name.
+    (
+        chosen([["c", "a"], ["frozen"], ["b", "frozen"]]),
+        _gradients(1, 1, 1, 1),
+        [[2, 0], [], [1]],
+    ),
+    # A number of groups.
+    (evenly(1), _SIXTEEN, [[0, 1, 2, 3, 4]]),
+    (evenly(2), _SIXTEEN, [[0, 1, 2], [3, 4]]),
+    (evenly(3), _SIXTEEN, [[0, 1], [2, 3], [4]]),
+    (evenly(9), _SIXTEEN, [[0], [1], [2], [3], [4]]),
+    (evenly(2), [], []),
+    # A group or a plan's bucket on several devices is one for each.
+    (evenly(1), _ON_TWO_DEVICES[:4], [[0, 2], [1, 3]]),
+    (evenly(2), _ON_TWO_DEVICES[:4], [[0], [1], [2], [3]]),
+    (planned(_GIVEN), _ON_TWO_DEVICES, [[4], [2, 0], [3], [1]]),
+    (together(_GIVEN.buckets), _ON_TWO_DEVICES, [[4], [2, 0], [3], [1]]),
+    # A bucket holds what fits, with what is between them; a larger one is alone.
+    (by_size(128), _SIXTEEN[:3], [[0, 1], [2]]),
+    (by_size(127), _SIXTEEN[:3], [[0], [1], [2]]),
+    (by_size(72), _gradients(1, 2, 1), [[0, 1], [2]]),
+    (by_size(64), _gradients(1, 100, 1), [[0], [1], [2]]),
+    # Empty gradients have a place.
+    (by_size(64), _gradients(0, 0), [[0, 1]]),
+    (by_size(64), [], []),
+    # Types and devices are not mixed, and buckets come in the order of completion.
+    (by_size(1 << 20), _gradients(16, 16, 16, dtypes=_FLOATS_AND_BFLOAT), [[1], [0, 2]]),
+    (by_size(1 << 20), _gradients(1, 1, 1, device_keys=[1, 0, 1]), [[1], [0, 2]]),
+    # Those apart share buckets with one another.
+    (by_size(1 << 20, ["b", "d"]), _SIXTEEN, [[1, 3], [0, 2, 4]]),
+    (by_size(128, ["b", "d", "e"]), _SIXTEEN, [[0, 2], [1, 3], [4]]),
+    (by_size(1 << 20, ["nobody"]), _SIXTEEN, [[0, 1, 2, 3, 4]]),
+    # Only those that are named are fused.
+    (fused(1 << 20, ["e", "a", "c"]), _SIXTEEN, [[0, 2, 4]]),
+    (fused(128, ["e", "a", "c"]), _SIXTEEN, [[0, 2], [4]]),
+    (fused(1 << 20, []), _SIXTEEN, []),
+    (fused(1 << 20, "abc"), _gradients(1, 1, 1, dtypes=_FLOATS_AND_BFLOAT), [[1], [0, 2]]),
+    # From the end the last gradients are first.
+    (fused_from_the_end(128, "abde"), _SIXTEEN, [[4, 3], [1, 0]]),
+]
+
+
+@pytest.mark.parametrize(("planner", "gradients", "plan"), PLANS)
 def test_gradients_that_share_a_bucket(planner, gradients, plan):
     assert _plan(planner, gradients) == plan
 
 
-@pytest.mark.parametrize(
-    "planner",
-    [
-        singly(),
-        chosen([["a"]]),
-        evenly(3),
-        by_size(64),
-        by_size(64, ["b"]),
-        fused(64, ["b", "c"]),
-        fused_from_the_end(64, ["b", "c"]),
-        planned(Plan("given", (("a", "b"),))),
-        together([["a", "b"]]),
-    ],
-)
+@pytest.mark.parametrize("planner", [planner for planner, *_ in PLANS])
 def test_planners_are_data(planner):
     for other in (copy.deepcopy(planner), pickle.loads(pickle.dumps(planner))):
         assert (other.order, other.argument) == (planner.order, planner.argument)

@@ -13,12 +13,8 @@ from aiacc.torch.kfac.measure import dimensions, inversion_table, through_ends
 from aiacc.torch.kfac.solvers import CHOLESKY, EIGH, SOLVERS
 
 
-def _planned(*rows):
-    return [Planned(name, nbytes, owner, kind) for name, nbytes, owner, kind in rows]
-
-
 def test_neighbours_of_one_kind_share_a_bucket_up_to_the_threshold():
-    factors = _planned(
+    rows = (
         ("a", 60, None, "A"),
         ("b", 40, None, "A"),
         ("c", 10, None, "A"),
@@ -27,7 +23,7 @@ def test_neighbours_of_one_kind_share_a_bucket_up_to_the_threshold():
         ("f", 500, 0, "G"),
         ("g", 10, None, "G"),
     )
-    assert by_threshold(factors, 2, most=100) == [
+    assert by_threshold([Planned(*row) for row in rows], 2, most=100) == [
         Fused(ALL_REDUCE, ("a", "b")),
         Fused(ALL_REDUCE, ("c",)),
         Fused(REDUCE_SCATTER, ("d", "e")),
