@@ -84,47 +84,35 @@ def test_results_come_in_rank_order_and_no_process_is_left():
             os.kill(pid, 0)
 
 
-def _raise_on_rank_one():
+def _end_rank_one(how, others_hang=False):
     if _rank() == 1:
-        raise KeyError("the cause")
-    threading.Event().wait()
-
-
-def _exit_on_rank_one():
-    if _rank() == 1:
-        os._exit(7)
-    threading.Event().wait()
-
-
-def _kill_rank_one():
-    if _rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        if how == "raise":
+            raise KeyError("the cause")
+        if how == "exit":
+            os._exit(7)
+        os.kill(os.getpid(), how)
+    if others_hang:
+        threading.Event().wait()
     return "survived"
 
 
 @pytest.mark.parametrize(
-    ("function", "how"),
+    ("how", "text"),
     [
-        (_raise_on_rank_one, "failed:(?s:.*)KeyError: 'the cause'"),
-        (_exit_on_rank_one, "died: exit code 7"),
-        (_kill_rank_one, "died: signal SIGKILL"),
+        ("raise", "failed:(?s:.*)KeyError: 'the cause'"),
+        ("exit", "died: exit code 7"),
+        (signal.SIGKILL, "died: signal SIGKILL"),
     ],
 )
-def test_the_first_rank_that_fails_or_dies_ends_the_others_at_once(function, how):
+def test_the_first_rank_that_fails_or_dies_ends_the_others_at_once(how, text):
     # Were it not at once, the text would name rank 0, which hangs.
-    with pytest.raises(RankFailedError, match=f"rank 1 of 2 {how}"):
-        run_ranks(2, function)
+    with pytest.raises(RankFailedError, match=f"rank 1 of 2 {text}"):
+        run_ranks(2, _end_rank_one, how, True)
 
 
-def _stop_rank_one():
-    if _rank() == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    return "survived"
-
-
-@pytest.mark.parametrize("function", [_kill_rank_one, _stop_rank_one])
-def test_rank_may_die_or_freeze_on_purpose_and_is_not_left(function):
-    assert run_ranks(2, function, missing=[1]) == ["survived", None]
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_rank_may_die_or_freeze_on_purpose_and_is_not_left(how):
+    assert run_ranks(2, _end_rank_one, how, missing=[1]) == ["survived", None]
 
 
 def _hang_in_a_named_function():

@@ -34,16 +34,10 @@ def environment(way: str) -> dict[str, str]:
     """Variables of every rank. Skips the test if NCCL does not know the way."""
     if way == STAGED:
         return {"AIACC_GPU_ENGINE": "staged"}
-    if way == SHARED:
-        version = nccl_version()
-        if version < (2, 30):
-            pytest.skip(f"NCCL_MULTI_RANK_GPU_ENABLE needs NCCL 2.30, this is {version}")
-        return {
-            "AIACC_GPU_ENGINE": "nccl",
-            "NCCL_MULTI_RANK_GPU_ENABLE": "1",
-            "NCCL_MAX_CTAS": "2",
-        }
-    return {"AIACC_GPU_ENGINE": "nccl", **_SOCKETS}
+    if way == SHARED and (version := nccl_version()) < (2, 30):
+        pytest.skip(f"NCCL_MULTI_RANK_GPU_ENABLE needs NCCL 2.30, this is {version}")
+    shared = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2"}
+    return {"AIACC_GPU_ENGINE": "nccl", **(shared if way == SHARED else _SOCKETS)}
 
 
 def lanes(number: int) -> dict[str, str]:

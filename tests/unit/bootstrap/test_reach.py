@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -276,18 +277,6 @@ def test_which_of_several_addresses_answers(ports, patience_s, expected, port_of
     assert look(ways, Deadline(patience_s)) == expected
 
 
-class _Provider:
-    """One rank of a job of threads; says `lie` instead of what it should."""
-
-    def __init__(self, rank, barrier, rows, lie=None):
-        self.rank, self._barrier, self._rows, self._lie = rank, barrier, rows, lie
-
-    def all_gather(self, payload, *, timeout_s):
-        self._rows[self.rank] = payload if self._lie is None else self._lie
-        self._barrier.wait(timeout_s)
-        return list(self._rows)
-
-
 #: Two hosts with two networks each; only the second has a listener.
 HOSTS = [
     Presence(f"stack{n}", port, addresses(f"nat0 10.1.0.{n}/24 default, eth0 10.2.0.{n}/24"))
@@ -296,11 +285,18 @@ HOSTS = [
 
 
 def _settle(presences, lie=None):
+    """What ranks that are threads decide; all say `lie` instead of what they should."""
     barrier, rows = threading.Barrier(len(presences)), [b""] * len(presences)
     hosts = [f"host{rank}" for rank in range(len(presences))]
 
     def of_rank(rank):
-        return settle(_Provider(rank, barrier, rows, lie), presences, hosts, timeout_s=30)
+        def all_gather(payload, *, timeout_s):
+            rows[rank] = payload if lie is None else lie
+            barrier.wait(timeout_s)
+            return list(rows)
+
+        provider = SimpleNamespace(rank=rank, all_gather=all_gather)
+        return settle(provider, presences, hosts, timeout_s=30)
 
     with ThreadPoolExecutor(len(presences)) as threads:
         return list(threads.map(of_rank, range(len(presences))))

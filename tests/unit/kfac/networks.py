@@ -7,20 +7,16 @@ from aiacc.kfac.factors import gradient_factor, input_factor
 
 def record(model, inputs, backward):
     """Inputs and gradients of outputs of each layer, by name, in a pass that `backward` ends."""
-    seen, handles = {}, []
-    for name, module in model.named_modules():
-        if not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)):
-            continue
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
+    names = {module: name for name, module in model.named_modules() if isinstance(module, kinds)}
+    seen = {}
 
-        def after(_module, args, output, name=name):
-            seen.setdefault(name, [None, None])[0] = args[0].detach()
+    def after(module, args, output):
+        found = seen.setdefault(names[module], [None, None])
+        found[0] = args[0].detach()
+        output.register_hook(lambda gradient: found.__setitem__(1, gradient.detach()))
 
-            def at_gradient(gradient):
-                seen[name][1] = gradient.detach()
-
-            output.register_hook(at_gradient)
-
-        handles.append(module.register_forward_hook(after))
+    handles = [module.register_forward_hook(after) for module in names]
     backward(model(inputs))
     for handle in handles:
         handle.remove()
