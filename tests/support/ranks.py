@@ -31,10 +31,8 @@ from typing import Any, NamedTuple
 
 from aiacc.run.programs import mpi_launchers
 from tests.support.needed import missing
-from tests.support.programs import LIMIT_S, run_program
+from tests.support.programs import LIMIT_S, ROOT, run_program
 from tests.support.rank_forks import ForkedRank, fork
-
-ROOT = Path(__file__).resolve().parents[2]
 
 #: Below those of the kernel: /proc/sys/net/ipv4/ip_local_port_range.
 _PORTS_FROM = 16000

@@ -5,13 +5,12 @@ Read from what nvcc has left in the build folder (cmake/cuda.cmake).
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from tests.support.needed import needs
+from tests.support.programs import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "csrc/kernels").rglob("*.cu"))
 #: Most registers of the kernels by compute capability. The hot ones may not spill.
 TABLE = json.loads((ROOT / "tests/unit/cuda_kernel_registers.json").read_text())

@@ -1,14 +1,13 @@
 """Codecs on the wire: bytes, what they are for, and their numbers in the core."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from aiacc.compression.codecs import KNOWN, MOST_DENSITY, MSTopK, PowerSGD, parse
 from aiacc.compression.wire import is_coded, wire_of
+from tests.support.programs import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 FORMATS = ROOT.joinpath("csrc/base/dtype.h").read_text().split("enum class WireFormat")[1]
 CODING = ROOT.joinpath("csrc/engines/coding.h").read_text()
 

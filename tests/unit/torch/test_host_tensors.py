@@ -16,14 +16,6 @@ pytestmark = pytest.mark.usefixtures("job_of_one")
 GOOD = torch.ones(2, 3)
 
 
-@pytest.fixture
-def _no_exchange(monkeypatch):
-    """What an older torch offers."""
-    _core.read_tensors_of((), None, None)
-    yield
-    adapter.let_core_read()
-
-
 def _reduced(tensor):
     """Whether the core has read ``tensor``, after which it is reduced."""
     handle = _core.allreduce_in_place(tensor, None, 0, hvd.Sum, 1.0, 3.0)
@@ -118,8 +110,9 @@ def test_arguments_are_looked_at():
         _core.read_tensors_of((), object(), None)
 
 
-@pytest.mark.usefixtures("_no_exchange")
-def test_a_torch_without_exchange_does_the_same():
+def test_a_torch_without_exchange_does_the_same(request):
+    _core.read_tensors_of((), None, None)  # what an older torch offers
+    request.addfinalizer(adapter.let_core_read)
     tensor = GOOD.clone()
     assert not _reduced(tensor)
     hvd.allreduce_(tensor, op=hvd.Sum, postscale_factor=3.0)
