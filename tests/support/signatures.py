@@ -36,10 +36,3 @@ def _shown(parameter: inspect.Parameter) -> str:
     if parameter.name == "op" and parameter.default is not None:
         return name_of_op(parameter.default)
     return repr(parameter.default)
-
-
-def look_up(module: Any, path: str) -> Any:
-    """What is at a dotted path below a module."""
-    for name in path.split("."):
-        module = getattr(module, name)
-    return module
