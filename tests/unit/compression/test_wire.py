@@ -74,6 +74,9 @@ def _flag(name):
     return 1 << int(re.search(rf"\b{name} = 1U << (\d+);", CODING)[1]) if name else 0
 
 
+BLOCKS = {"int8": "kInt8Blocks", "int4": "kInt4Blocks", "fp8": "kFloat8Blocks"}
+
+
 @pytest.mark.parametrize(
     ("text", "name", "number", "flag"),
     [
@@ -82,11 +85,7 @@ def _flag(name):
         ("bf16", "kBFloat16", 0, ""),
         *(
             (f"{codec}:block={block}{chance}", name, block, "kStochastic" if chance else "")
-            for codec, name in (
-                ("int8", "kInt8Blocks"),
-                ("int4", "kInt4Blocks"),
-                ("fp8", "kFloat8Blocks"),
-            )
+            for codec, name in BLOCKS.items()
             for block in (128, 256, 512, 1024)
             for chance in ("", ",stochastic=true")
         ),

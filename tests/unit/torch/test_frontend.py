@@ -180,6 +180,7 @@ def test_hooks_of_the_wrapped_optimizer_run_once_per_step():
 
 
 PLAN = Plan("mine", (("1.bias", "1.weight"), ("0.bias", "0.weight")))
+DECOUPLED = {"schedule": "decoupled", "model": ...}
 #: Options, of which ... stands for the model, or its parameters with their names.
 MISTAKES = [
     ({"backward_passes_per_step": 0}, r"backward_passes_per_step=0 \(expected at least 1\)"),
@@ -197,18 +198,11 @@ MISTAKES = [
     ({"named_parameters": [torch.ones(1)]}, r"\(name, parameter\)"),
     ({"named_parameters": []}, r"leaves out 4 of the optimizer's 4"),
     ({"process_set": ProcessSet([0])}, "not registered"),
-    *(
-        ({**what, "groups": 2}, text)
-        for what, text in (
-            ({"plan": "auto"}, "plan and groups are given"),
-            ({"plan": PLAN}, "plan and groups are given"),
-            ({"compression": "auto"}, "compression='auto' with plan, groups"),
-        )
-    ),
-    *(
-        ({"plan": plan, "op": hvd.Adasum}, "op=Adasum with groups, a plan")
-        for plan in ("auto", PLAN)
-    ),
+    ({"plan": "auto", "groups": 2}, "plan and groups are given"),
+    ({"plan": PLAN, "groups": 2}, "plan and groups are given"),
+    ({"compression": "auto", "groups": 2}, "compression='auto' with plan, groups"),
+    ({"plan": "auto", "op": hvd.Adasum}, "op=Adasum with groups, a plan"),
+    ({"plan": PLAN, "op": hvd.Adasum}, "op=Adasum with groups, a plan"),
     ({"plan": "best"}, "plan='best' .expected 'auto', a planner"),
     ({"plan": Path("plan.json")}, r"plan=PosixPath\('plan.json'\) \(expected a Plan"),
     (
@@ -220,14 +214,9 @@ MISTAKES = [
         {"compression": "auto", "op": hvd.Adasum},
         r"op=Adasum with compression='auto' \(expected none, fp16 or bf16",
     ),
-    *(
-        ({**what, "schedule": "decoupled", "model": ...}, text)
-        for what, text in (
-            ({"plan": "auto"}, "plan='auto' with schedule='decoupled'"),
-            ({"plan": {"buckets": []}}, r"plan={'buckets': \[\]} \(expected a Plan"),
-            ({"compression": "auto"}, r"decoupled' with compression='auto' "),
-        )
-    ),
+    ({"plan": "auto", **DECOUPLED}, "plan='auto' with schedule='decoupled'"),
+    ({"plan": {"buckets": []}, **DECOUPLED}, r"plan={'buckets': \[\]} \(expected a Plan"),
+    ({"compression": "auto", **DECOUPLED}, r"decoupled' with compression='auto' "),
     ({"backward_passes_per_step": 1.5}, r"per_step=1\.5 \(expected a whole number\); pass an int"),
     ({"backward_passes_per_step": "2"}, r"backward_passes_per_step='2' \(expected a whole"),
     ({"gradient_predivide_factor": 0.0}, r"predivide_factor=0\.0 \(expected a finite number that"),
