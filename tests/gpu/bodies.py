@@ -16,6 +16,7 @@ import aiacc
 import aiacc.torch as hvd
 from aiacc.torch.adapter import DTYPE_CODES
 from tests.support import footprint
+from tests.support.jobs import until_it_fails
 
 #: torch has next to no arithmetic of its own for these.
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
@@ -370,15 +371,11 @@ def lose_a_rank() -> str:
     if rank == 1:
         hvd.allreduce(tensor, name="step0")  # then the others are past the first one
         os._exit(7)
+    steps = itertools.count()
     with pytest.raises(hvd.HorovodInternalError, match="rank 1"):
-        _reduce_for_ever(tensor)
+        until_it_fails(lambda: hvd.allreduce(tensor, name=f"step{next(steps)}"))
     hvd.shutdown()
     return "survived"
-
-
-def _reduce_for_ever(tensor: torch.Tensor) -> None:
-    for step in itertools.count():
-        hvd.allreduce(tensor, name=f"step{step}")
 
 
 def start_again(times: int) -> list[int]:

@@ -119,7 +119,6 @@ def _operations(rank: int, size: int, on_gpu: bool) -> dict[str, torch.Tensor]:
 
 
 def _all_steps(rank: int, size: int, on_gpu: bool) -> dict[str, torch.Tensor]:
-    del size
     return {
         f"{what}.{number}.{as_views}": result
         for number, policy in enumerate(POLICIES)

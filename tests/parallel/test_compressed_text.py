@@ -9,6 +9,7 @@ import torch
 
 import aiacc.torch as hvd
 from examples import compressed_text
+from tests.support.jobs import in_job
 from tests.support.ranks import run_example, run_ranks
 
 SUMMARY = re.compile(
@@ -48,13 +49,12 @@ def test_under_every_launcher(launcher, size, codec):
     assert kib < DENSE_KIB * (1.01 if codec == "none" else 0.05)
 
 
+@in_job
 def _said(codec):
-    hvd.init()
     text = torch.arange(10_000) % compressed_text.SYMBOLS
     compressed_text.load_text = lambda: compressed_text.Text(text, text)
     with contextlib.redirect_stdout(io.StringIO()) as said:
         compressed_text.train(compressed_text.parse(["--steps", "12", "--compression", codec]))
-    hvd.shutdown()
     return said.getvalue()
 
 
@@ -104,17 +104,15 @@ def test_the_model_does_not_look_ahead():
     assert not torch.allclose(before[:, 40:], after[:, 40:])
 
 
+@in_job
 def _parts():
     """What this rank draws, and the loss of a text of 7 pieces, and of 3, fewer than ranks."""
-    hvd.init()
     text = torch.arange(1000) % compressed_text.SYMBOLS
     batches = compressed_text.batches(text, 4 // hvd.size(), seed=3, steps=2)
     drawn = [[pieces.tolist() for pieces in batch] for batch in batches]
     torch.manual_seed(0)
     model = compressed_text.Net(width=16, heads=2, blocks=1)
-    losses = [compressed_text.held_out_loss(model, text, pieces) for pieces in (7, 3)]
-    hvd.shutdown()
-    return drawn, losses
+    return drawn, [compressed_text.held_out_loss(model, text, pieces) for pieces in (7, 3)]
 
 
 @pytest.mark.parametrize("size", [2, 4])

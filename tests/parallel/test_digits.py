@@ -10,7 +10,7 @@ import torch
 
 import aiacc.torch as hvd
 from examples import digits
-from tests.support.jobs import on_ranks
+from tests.support.jobs import in_job, on_ranks
 from tests.support.ranks import run_example, run_ranks
 
 SUMMARY = re.compile(r"test accuracy ([\d.]+)%  \d+ images/s on (\d) rank\(s\)  waited [\d.]+ s")
@@ -120,11 +120,9 @@ def test_resumed_training_equals_uninterrupted_training(tmp_path, steps):
     assert torch.equal(resumed, straight)
 
 
+@in_job
 def _train_briefly(*options):
-    hvd.init()
-    parameters = _train("--max-steps", EPOCH + 9, *options).numpy()
-    hvd.shutdown()
-    return parameters
+    return _train("--max-steps", EPOCH + 9, *options).numpy()
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -10,6 +10,7 @@ import aiacc.torch as hvd
 from aiacc.data.arena_file import PREFIX
 from examples import cached_origin, parallel_muon
 from tests.support.jobs import on_ranks
+from tests.support.learning.training import check_same_everywhere
 from tests.support.ranks import run_example
 
 _LOSSES = re.compile(
@@ -83,8 +84,7 @@ def test_parallel_muon_has_the_same_bits_as_torchs():
                 assert set(optimizer.decision.owners) == set(range(hvd.size()))
     # All ranks have learnt the same.
     model = parallel_muon.train(16, 5, divide=True)
-    everyones = hvd.allgather_object([p.tolist() for p in model.parameters()])
-    assert all(one == everyones[0] for one in everyones)
+    check_same_everywhere(model)
 
 
 def test_parallel_muon_learns_and_says_what_it_decided():

@@ -5,15 +5,16 @@ import pytest
 
 import aiacc
 import aiacc.array as hvd
+from tests.support.jobs import in_job
 from tests.support.ranks import run_ranks
 from tests.support.sizes import TWO_AND_THREE
 
 VALUES = {"NaN": np.nan, "infinity": -np.inf}
 
 
+@in_job
 def _give(value, raises):
     """Rank 1 gives ``value`` under the name "b"; the text of the error, if there shall be one."""
-    hvd.init()
     tensors = {name: np.ones(7, np.float32) for name in "abc"}
     if hvd.rank() == 1:
         tensors["b"][6] = value
@@ -28,7 +29,6 @@ def _give(value, raises):
         with pytest.raises(aiacc.CollectiveError) as later:
             hvd.barrier()
         assert str(later.value) == str(caught.value)
-        hvd.shutdown()
         return str(caught.value)
     for _ in range(3):
         a, b, c = step()
@@ -37,7 +37,6 @@ def _give(value, raises):
         assert not np.isfinite(b[6])
         part = hvd.reducescatter(tensors["b"], name="b", op=hvd.Sum)
         assert np.isfinite(part).all() == (hvd.rank() < hvd.size() - 1)
-    hvd.shutdown()
     return ""
 
 

@@ -12,7 +12,7 @@ import pytest
 import aiacc.array as hvd
 from aiacc import _core
 from tests.parallel.test_array_ops import check_operations
-from tests.support.jobs import on_ranks
+from tests.support.jobs import join_as, on_ranks, until_it_fails
 from tests.support.needed import missing
 from tests.support.programs import LIMIT_S, ROOT
 from tests.support.ranks import free_port, rank_environment, run_ranks
@@ -21,24 +21,15 @@ from tests.support.ranks import free_port, rank_environment, run_ranks
 COUNTS = (3, 50_001, 2_000_003)
 
 
-def _start(hosts):
-    """Initialise as rank number AIACC_RANK of a job whose rank r is on host ``hosts[r]``."""
-    rank = int(os.environ["AIACC_RANK"])
-    os.environ["AIACC_ENGINE"] = "hierarchical"
-    os.environ["AIACC_LOCAL_RANK"] = str(hosts[:rank].count(hosts[rank]))
-    os.environ["AIACC_LOCAL_SIZE"] = str(hosts.count(hosts[rank]))
-    hvd.init()
-    assert _core.engine() == "hierarchical"
-    assert hvd.local_size() == hosts.count(hosts[rank])
-
-
 @pytest.mark.parametrize("hosts", ["aabb", "aaab", "aabc", "abba"])
-@on_ranks(4, starts=False, env={"AIACC_UNIT_BYTES": "65536"})
+@on_ranks(4, starts=False, env={"AIACC_ENGINE": "hierarchical", "AIACC_UNIT_BYTES": "65536"})
 def test_operations(hosts):
     """Those of all engines, whose largest tensors are several units on all lanes."""
-    _start(hosts)
-    check_operations()
+    join_as(hosts)
     rank, size = hvd.rank(), hvd.size()
+    assert _core.engine() == "hierarchical"
+    assert hvd.local_size() == hosts.count(hosts[rank])
+    check_operations()
     for count in COUNTS:
         assert np.all(hvd.allreduce(np.full(count, rank + 1.0), op=hvd.Sum) == 10)
     others = hvd.add_process_set(list(range(1, size)))
@@ -48,18 +39,13 @@ def test_operations(hosts):
     hvd.barrier()
 
 
-@on_ranks(4, starts=False, missing=[2])
+@on_ranks(4, starts=False, missing=[2], env={"AIACC_ENGINE": "hierarchical"})
 def test_a_lost_rank_is_named_on_every_host():
-    _start("aabb")
+    join_as("aabb")
     if hvd.rank() == 2:
         os._exit(7)
     with pytest.raises(hvd.CollectiveError, match="rank 2"):
-        _reduce_for_ever()
-
-
-def _reduce_for_ever():
-    while True:
-        hvd.allreduce(np.ones(500_000, np.float32), name="x")
+        until_it_fails(lambda: hvd.allreduce(np.ones(500_000, np.float32), name="x"))
 
 
 def _shares_memory():

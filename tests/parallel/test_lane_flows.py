@@ -10,6 +10,7 @@ import pytest
 
 import aiacc.array as hvd
 from tests.support import footprint
+from tests.support.jobs import in_job
 from tests.support.ranks import run_ranks
 
 _SO_MAX_PACING_RATE = 47
@@ -30,14 +31,13 @@ def _own_connections() -> list[tuple[int, int]]:
     return found
 
 
+@in_job
 def _reduce_one_large_tensor() -> list[tuple[int, int]]:
-    hvd.init()
     tensor = np.ones(12 * _MIB // 4, np.float32)
     assert (hvd.allreduce(tensor, op=hvd.Sum) == hvd.size()).all()
     hvd.barrier()
     found = _own_connections()
     hvd.barrier()
-    hvd.shutdown()
     return found
 
 

@@ -11,6 +11,7 @@ import pytest
 import aiacc
 import aiacc.array as hvd
 from bench.network import native
+from tests.support.jobs import in_job, until_it_fails
 from tests.support.needed import needs
 from tests.support.ranks import run_ranks
 from tests.support.sizes import TWO_AND_THREE
@@ -50,20 +51,14 @@ def test_ranks_get_the_right_numbers(engine, size):
     run_ranks(size, _reduce_and_leave, engine, env=env)
 
 
-def _reduce_for_ever():
-    while True:
-        hvd.allreduce(np.ones(1000), name="x")
-
-
+@in_job
 def _survive_a_death():
-    hvd.init()
     hvd.barrier()
     if hvd.rank() == 2:
         hvd.allreduce(np.ones(1000), name="x")  # all have left the barrier
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(aiacc.PeerLostError, match="rank 2"):
-        _reduce_for_ever()
-    hvd.shutdown()
+        until_it_fails(lambda: hvd.allreduce(np.ones(1000), name="x"))
 
 
 @pytest.mark.parametrize("seed", range(6))

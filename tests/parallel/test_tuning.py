@@ -1,25 +1,14 @@
 """AIACC_AUTOTUNE: the number of lanes changes while a job trains, on all ranks at once."""
 
+from functools import partial
 from itertools import groupby
 
 import torch
 
 import aiacc
-import aiacc.torch as hvd
-from tests.support.learning.training import (
-    Alone,
-    Together,
-    check_parameters,
-    distributed,
-    flat,
-    train,
-)
+from tests.support.jobs import in_job
+from tests.support.learning.training import Recipe, compare, flat, squares, train
 from tests.support.ranks import run_ranks
-
-
-def _loss(model, rank, step):
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    return model(torch.randn(4, 300, generator=generator)).pow(2).mean()
 
 
 def _net():
@@ -27,20 +16,20 @@ def _net():
     return torch.nn.Sequential(torch.nn.Linear(300, 400), torch.nn.Tanh(), torch.nn.Linear(400, 9))
 
 
+@in_job
 def _train_while_tuning(steps):
-    hvd.init()
     assert aiacc.stats()["lanes"] == 8
-    alone, model = _net(), _net()
-    sgd, other = (torch.optim.SGD(one.parameters(), 0.1) for one in (model, alone))
-    training = Together(model, distributed(model, sgd), _loss)
     seen = []
-    for step in range(steps):
-        train(training, [step])
-        seen.append(aiacc.stats()["lanes"])
-    train(Alone(alone, other, _loss), range(steps))
+
+    def tuned(training):
+        seen.clear()
+        for step in range(steps):
+            train(training, [step])
+            seen.append(aiacc.stats()["lanes"])
+
+    sgd, loss = partial(torch.optim.SGD, lr=0.1), squares(4, 300, dtype=torch.float32)
+    model = compare(tuned, Recipe(_net, sgd, loss)).model
     assert not torch.equal(flat(model), flat(_net()))
-    check_parameters(model, alone, rtol=1e-4, atol=1e-5)
-    hvd.shutdown()
     return seen
 
 
@@ -55,11 +44,9 @@ def test_all_ranks_change_lanes_together_and_settle():
     assert len(set(first[-8:] + second[-8:])) == 1
 
 
+@in_job
 def _lanes():
-    hvd.init()
-    lanes = aiacc.stats()["lanes"]
-    hvd.shutdown()
-    return lanes
+    return aiacc.stats()["lanes"]
 
 
 def test_a_given_number_is_the_most():

@@ -6,7 +6,8 @@
 
 The body runs between `init` and `shutdown`, on one thread of torch, with the values of
 `pytest.mark.parametrize` and of fixtures, which have to be picklable. Other tests may give
-``test_a_sum_is_that_of_all_ranks.body``, and a dictionary of such values, to `run_ranks`.
+``test_a_sum_is_that_of_all_ranks.body``, and a dictionary of such values, to `run_ranks`. What
+returns something to that is a function `in_job`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -72,6 +74,39 @@ def on_ranks(
     return decorate
 
 
+def in_job(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, for `run_ranks`, between `init` and `shutdown`, on one thread of torch."""
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        _take_one_thread()
+        basics.init()
+        result = function(*args)
+        basics.shutdown()
+        return result
+
+    return call
+
+
+def join_as(hosts: str) -> None:
+    """Become rank number AIACC_RANK of a job whose rank r is on host ``hosts[r]``."""
+    rank = int(os.environ["AIACC_RANK"])
+    os.environ["AIACC_LOCAL_RANK"] = str(hosts[:rank].count(hosts[rank]))
+    os.environ["AIACC_LOCAL_SIZE"] = str(hosts.count(hosts[rank]))
+    basics.init()
+
+
+def until_it_fails(call: Callable[[], object]) -> None:
+    """Call it again and again."""
+    while True:
+        call()
+
+
+def _take_one_thread() -> None:
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
 def _marked(way: tuple[str, Mapping[str, Any]]) -> Any:
     name, options = way
     needs_mpi = options.get("launcher") in ("mpirun", "openmpi")
@@ -86,10 +121,12 @@ class _Body:
         self._starts = starts
 
     def __call__(self, arguments: Mapping[str, Any]) -> None:
-        body = getattr(importlib.import_module(self.__module__), self._name).__wrapped__
-        if torch := sys.modules.get("torch"):
-            torch.set_num_threads(1)
+        _take_one_thread()
         if self._starts:
             basics.init()
-        body(**arguments)
+        self.run(arguments)
         basics.shutdown()
+
+    def run(self, arguments: Mapping[str, Any]) -> None:
+        """What the test has written, alone."""
+        getattr(importlib.import_module(self.__module__), self._name).__wrapped__(**arguments)

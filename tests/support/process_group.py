@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib
-import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
-import aiacc.torch  # noqa: F401 - registers the backend
+import aiacc.torch
+from tests.support.jobs import on_ranks
 from tests.support.ranks import free_port, run_ranks
 
 
@@ -30,29 +28,23 @@ def join(port: int, backend: str = "aiacc") -> None:
     dist.init_process_group(backend)
 
 
-def in_group(*sizes: Any, **options: Any) -> Callable[[Callable[[], object]], Callable[..., None]]:
-    """The body of the test is what ranks do between joining and leaving the default group.
-
-    Args:
-        sizes: Numbers of ranks, once for each of which the test runs.
-        options: Those of `run_ranks`.
-    """
-
-    def decorate(body: Callable[[], object]) -> Callable[..., None]:
-        @functools.wraps(body)
-        def test(size: int) -> None:
-            run_ranks(size, _run, body.__module__, body.__name__, free_port(), **options)
-
-        size = inspect.Parameter("size", inspect.Parameter.KEYWORD_ONLY)
-        test.__signature__ = inspect.Signature([size])  # what pytest asks for
-        return pytest.mark.parametrize("size", sizes)(test)
-
-    return decorate
+def join_gloo(port: int) -> None:
+    """Join a default group of gloo's, as a rank of the job that there is."""
+    method = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", method, rank=aiacc.torch.rank(), world_size=aiacc.torch.size())
 
 
-def _run(module: str, name: str, port: int) -> None:
+def _run_in_group(size: int, body: Any, arguments: Mapping[str, Any], **options: Any) -> None:
+    run_ranks(size, _in_group, free_port(), body, arguments, **options)
+
+
+#: `on_ranks`; its body is what ranks do between joining and leaving the default group.
+in_group = functools.partial(on_ranks, run=_run_in_group, starts=False)
+
+
+def _in_group(port: int, body: Any, arguments: Mapping[str, Any]) -> None:
     join(port)
-    getattr(importlib.import_module(module), name).__wrapped__()
+    body.run(arguments)
     if dist.is_initialized():
         dist.destroy_process_group()
 

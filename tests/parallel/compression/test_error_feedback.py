@@ -4,6 +4,7 @@ import copy
 import gc
 import os
 import weakref
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import aiacc.torch as hvd
 from aiacc.compression.codecs import MSTopK, RandomK, parse
 from aiacc.compression.feedback import EF21, Momentum, NoFeedback, Residual
 from aiacc.compression.policy import Policy
-from tests.support.jobs import on_ranks
+from tests.support.jobs import in_job, on_ranks
 from tests.support.learning.coded import (
     WAYS,
     Job,
@@ -68,10 +69,9 @@ def like_references(ways, coded=True):
             assert same(kept, jobs[0].kept()), keeps
 
 
+@in_job
 def references(coded=True):
-    hvd.init()
     like_references(("optimizer", "views"), coded)
-    hvd.shutdown()
 
 
 def test_every_feedback_is_that_of_its_reference_where_nothing_is_coded():
@@ -191,58 +191,35 @@ def test_with_feedback_training_ends_where_theory_says_and_without_elsewhere():
 # --- what a hook holds
 
 
-_SIDE = 160
-
-
-class _Bucket:
-    """As DistributedDataParallel gives it."""
-
-    def __init__(self):
-        self.memory = torch.randn(_SIDE * _SIDE)
-        self.parameter = nn.Parameter(torch.zeros(_SIDE, _SIDE))
-
-    def buffer(self):
-        return self.memory
-
-    def gradients(self):
-        return [self.memory.view(_SIDE, _SIDE)]
-
-    def parameters(self):
-        return [self.parameter]
-
-    def index(self):
-        return 0
-
-    def is_last(self):
-        return True
-
-
 @on_ranks_over_tcp(2)
 def test_residuals_of_an_operation_under_way_outlive_the_state_of_the_hook(tmp_path):
     path = tmp_path / "fifo"
     if hvd.rank() == 0:
         os.mkfifo(path)
     state = hvd.HookState(compression="mstopk:density=0.1")
-    bucket = _Bucket()
+    memory, parameter = torch.randn(160 * 160), nn.Parameter(torch.zeros(160, 160))
+    gives = {"buffer": memory, "gradients": [memory.view(160, 160)], "parameters": [parameter]}
+    # As DistributedDataParallel gives it.
+    bucket = mock.Mock(**{f"{name}.return_value": value for name, value in gives.items()})
+    bucket.index.return_value, bucket.is_last.return_value = 0, True
     for _ in range(2):
         hvd.allreduce_hook(state, bucket).wait()
     if hvd.rank() == 1:
         path.read_text()  # until rank 0 has dropped its state
-    bucket.parameter.sum().backward()
+    parameter.sum().backward()
     future = hvd.allreduce_hook(state, bucket)
     (residual,) = state.feedback.residuals.values()
-    memory = weakref.ref(residual._base)
+    written = weakref.ref(residual._base)
     del residual, state
     gc.collect()
     if hvd.rank() == 0:
-        assert memory() is not None, "the core writes to it"
+        assert written() is not None, "the core writes to it"
         path.write_text("dropped")
     future.wait()
 
 
 @on_ranks_in_ddp(2)
 def test_parameters_trained_later_are_watched_while_a_hook_is_there():
-    """A parameter that is trained later than DDP was made has its residuals sent, too."""
     job = Job(
         "topk:density=0.05",
         {"first": (40, 40), "second": (40, 40)},

@@ -17,15 +17,17 @@ from aiacc.compression.codecs import parse
 from aiacc.compression.feedback import EF21, Momentum, NoFeedback, Residual
 from aiacc.compression.policy import Policy
 from aiacc.exceptions import MismatchError
+from tests.support.jobs import in_job
 from tests.support.learning.coded import (
+    OVER_TCP,
     Job,
     check_same,
     on_ranks_in_ddp,
     on_ranks_over_tcp,
-    run_over_tcp,
     same,
     values_of,
 )
+from tests.support.ranks import run_ranks
 
 _SHAPES = {"first": (64, 32), "second": (48, 64)}
 _OPTIMIZERS = ("optimizer", "groups", "views")
@@ -50,7 +52,7 @@ _BUT_EF21 = [*_RESIDUALS, _policy(_TOPK, Momentum(0.5)), *_LOW_RANK]
 POLICIES = [*_BUT_EF21, _EF21]
 
 
-def _gradients(job, step):
+def _gradients(job, step=9):
     """Of the rank; of a table of words two rows are used."""
     gradients = {
         name: values_of(100 * step + 10 * hvd.rank() + place, *parameter.shape)
@@ -62,9 +64,11 @@ def _gradients(job, step):
 
 
 def _spoilt(job, bad=torch.inf):
-    """Gradients that are not finite in one element on one rank."""
-    gradients = _gradients(job, 9)
-    if hvd.rank() == 1:
+    """Gradients that are not finite in one element on one rank, or in all that are sparse."""
+    gradients = _gradients(job)
+    if "words" in gradients:
+        gradients["words"] = gradients["words"] * bad
+    elif hvd.rank() == 1:
         gradients["second"][3, 4] = bad
     return gradients
 
@@ -80,12 +84,10 @@ def _take(job, steps):
 
 
 def _flushed(job, happens=True):
-    del happens
     job.feedback.flush()
 
 
 def _loads_its_own(job, happens=True):
-    del happens
     job.feedback.load_state_dict(job.feedback.state_dict())
 
 
@@ -123,18 +125,9 @@ def _copied(job, happens=True):
     return job
 
 
-def _overflow_of_sparse_ones(job, happens=True):
-    scale = job.scaler.get_scale()
-    if happens:
-        job.step({**_gradients(job, 9), "words": _gradients(job, 9)["words"] * torch.inf})
-        assert job.scaler.get_scale() == scale / 2
-    else:
-        job.scaler.update(scale / 2)
-
-
 def _dropped(job, happens=True):
     """Gradients are under way when the optimizer is given another state."""
-    for gradients in (_spoilt(job), _gradients(job, 9)) if happens else ():
+    for gradients in (_spoilt(job), _gradients(job)) if happens else ():
         job.zero_grad()
         job.backward(gradients)
         job.optimizer.load_state_dict(job.optimizer.state_dict())
@@ -150,7 +143,7 @@ def _failed(job, happens=True, *, frozen=False):
     if frozen:
         job.model.requires_grad_(False)
     else:
-        job.backward(_gradients(job, 9))
+        job.backward(_gradients(job))
     with pytest.raises(MismatchError):
         job.optimizer.step()
     job.model.requires_grad_(True)
@@ -165,23 +158,15 @@ def _others_had_joined(job, happens=True):
 
 
 def _reloaded(job, happens=True):
-    """Into a job that has been doing something else."""
-    if not happens:
-        return job
-    fresh = job.again()
-    _take(fresh, [7, 8])
-    fresh.load(*job.saved())
-    return fresh
-
-
-def _reloaded_scaled(job, happens=True):
+    """Into a job that has been doing something else; and on in another scale."""
     if happens:
         fresh, saved = job.again(), job.saved()
         fresh.feedback.follow(fresh.scaler)
         _take(fresh, [7, 8])
         fresh.load(*saved)
         job = fresh
-    job.scaler.update(64.0)
+    if job.scaler is not None:
+        job.scaler.update(64.0)
     return job
 
 
@@ -234,9 +219,7 @@ NO_TRACE = {
     "overflow, then a flush": _case(overflow, _flushed, ways=_ALL_WAYS),
     "overflow, then a state": _case(overflow, _loads_its_own, ways=_ALL_WAYS),
     "overflow in a copy": _case(_copied, overflow, shapes=_ONE),
-    "overflow of sparse ones": _case(
-        _overflow_of_sparse_ones, ways=_OPTIMIZERS[:1], shapes=_WORDS, scale=8.0
-    ),
+    "overflow of sparse ones": _case(overflow, ways=_OPTIMIZERS[:1], shapes=_WORDS, scale=8.0),
     "dropped": _case(_dropped, scale=1.0),
     "failed": _case(_failed, policies=_BUT_EF21, before=3, scale=None),
     "failed while frozen": _case(
@@ -244,7 +227,7 @@ NO_TRACE = {
     ),
     "others had joined": _case(_others_had_joined, policies=_RESIDUALS, scale=None),
     "reloaded": _case(_reloaded, policies=[*POLICIES, _STAGES], before=3, scale=None),
-    "reloaded in another scale": _case(_reloaded_scaled),
+    "reloaded in another scale": _case(_reloaded),
     "refused states": _case(_refused_states, ways=_ALL_WAYS, scale=None),
 }
 
@@ -399,19 +382,18 @@ def test_the_next_step_takes_all_along(event):
     dense_step(*DENSE[event])
 
 
+@in_job
 def _gather(folder):
-    hvd.init()
     states = []
     for policy in POLICIES:
         job = Job(policy, _SHAPES)
         _take(job, range(3))
         states.append(job.feedback.gathered_state_dict())
     torch.save(states, f"{folder}/{hvd.rank()}.pt")
-    hvd.shutdown()
 
 
+@in_job
 def _go_on(folder):
-    hvd.init()
     for policy, state in zip(POLICIES, torch.load(f"{folder}/0.pt"), strict=True):
         job = Job(policy, _SHAPES)
         job.feedback.load_state_dict(state)
@@ -421,12 +403,11 @@ def _go_on(folder):
                 total = hvd.allreduce(mine, op=hvd.Sum, name=name)
                 torch.testing.assert_close(total, state["kept"][kind][parameter])
         _check_dense_step(job, policy, 3)
-    hvd.shutdown()
 
 
 def test_other_numbers_of_ranks_go_on_with_what_all_have_kept(tmp_path):
-    run_over_tcp(2, _gather, str(tmp_path))
-    run_over_tcp(3, _go_on, str(tmp_path))
+    run_ranks(2, _gather, str(tmp_path), env=OVER_TCP)
+    run_ranks(3, _go_on, str(tmp_path), env=OVER_TCP)
 
 
 @on_ranks_over_tcp(2)

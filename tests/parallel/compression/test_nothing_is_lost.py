@@ -10,16 +10,15 @@ from aiacc.compression.codecs import Quantised, parse
 from aiacc.compression.feedback import Residual
 from aiacc.compression.policy import Policy
 from aiacc.planning.plan import Plan
+from tests.support.jobs import join_as, on_ranks
 from tests.support.learning.coded import (
     Job,
     check_same,
-    join_as,
     new_scaler,
     on_ranks_in_ddp,
     on_ranks_over_tcp,
     values_of,
 )
-from tests.support.ranks import run_ranks
 
 #: Both memory layouts; small ones; one that rank 1 alone has in every other step.
 _SHAPES = {
@@ -148,7 +147,8 @@ def test_hooks_lose_nothing_though_buckets_change():
         conserved_by_a_hook(POLICIES[kind])
 
 
-def _on_hosts():
+@on_ranks(4, starts=False, env={"AIACC_ENGINE": "hierarchical"})
+def test_hosts_of_several_ranks_lose_nothing_either():
     """Ranks keep what is lost between hosts, of their share of their host's sum."""
     join_as("aabb")
     conserved = partial(_conserved, ranks=range(4))
@@ -158,11 +158,6 @@ def _on_hosts():
     conserved(POLICIES["randomk"], {}, steps=steps)
     # Rank 1 keeps what is lost of a share of its host's sum, until it joins.
     conserved(POLICIES["topk"], {}, steps={**steps, 1: 2})
-    hvd.shutdown()
-
-
-def test_hosts_of_several_ranks_lose_nothing_either():
-    run_ranks(4, _on_hosts, env={"AIACC_ENGINE": "hierarchical"})
 
 
 @on_ranks_over_tcp(3)

@@ -2,20 +2,19 @@
 
 import itertools
 
-import pytest
 import torch
 
 import aiacc.torch as hvd
 from aiacc.compression.codecs import parse
 from aiacc.compression.feedback import Residual
 from aiacc.compression.policy import Policy
+from tests.support.jobs import in_job
 from tests.support.learning.coded import (
     WAYS,
     Job,
     check_same,
     on_ranks_in_ddp,
     on_ranks_over_tcp,
-    run_over_tcp,
     values_of,
 )
 from tests.support.learning.codes import check_sum
@@ -112,8 +111,8 @@ def test_compressors_are_codecs_and_chance_is_the_same_on_all_ranks():
     _draw_again()
 
 
+@in_job
 def _draws():
-    hvd.init()
     draws = {
         name: [
             hvd.allreduce(values_of(hvd.rank()), name=f"draw.{name}", compression=name)
@@ -123,7 +122,6 @@ def _draws():
     }
     for one in itertools.chain(*draws.values()):
         check_same(one)
-    hvd.shutdown()
     return draws
 
 
@@ -168,9 +166,9 @@ def test_what_is_not_finite_on_one_rank_is_so_on_all():
                 check_same(one.nan_to_num())
 
 
-def _alone():
+@on_ranks_over_tcp(1, 2)
+def test_one_rank_alone_keeps_what_it_has():
     """A job of one rank, and process sets of one: every form, as if there were no compression."""
-    hvd.init()
     mine = values_of(hvd.rank(), 40_000)
     sets = [hvd.add_process_set([rank]) for rank in range(hvd.size()) if hvd.size() > 1]
     own = sets[hvd.rank()] if sets else hvd.global_process_set
@@ -178,16 +176,10 @@ def _alone():
         for result in _call_every_way(mine, compression=compression, process_set=own):
             assert torch.equal(result, mine), compression
     hvd.barrier()
-    hvd.shutdown()
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_one_rank_alone_keeps_what_it_has(size):
-    run_over_tcp(size, _alone)
 
 
 def test_one_rank_without_settings_keeps_what_it_has():
-    run_ranks(1, _alone, launcher="python")
+    run_ranks(1, test_one_rank_alone_keeps_what_it_has.body, {}, launcher="python")
 
 
 @on_ranks_in_ddp(1)

@@ -13,9 +13,9 @@ import aiacc.torch as hvd
 from aiacc.compression.codecs import MSTopK, Quantised, parse
 from aiacc.compression.feedback import EF21, Residual
 from aiacc.compression.policy import Policy
+from tests.support.jobs import join_as
 from tests.support.learning.coded import (
     coding_optimizer,
-    join_as,
     on_ranks_in_ddp,
     on_ranks_over_tcp,
     values_of,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
 from torch import nn
 
-from tests.support.learning.training import Recipe, Together, compare, distributed
+from tests.support.learning.training import Recipe, Together, compare, distributed, together
 
 #: With several buckets for the models of these tests.
 DECOUPLED = {"schedule": "decoupled", "bucket_bytes": 1000}
@@ -29,8 +30,7 @@ def loss(model: nn.Module, rank: int, batch: int) -> torch.Tensor:
     return model(rows(rank, batch)).pow(2).mean()
 
 
-def sgd(parameters, lr: float = 0.1) -> torch.optim.SGD:
-    return torch.optim.SGD(parameters, lr, momentum=0.9)
+sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
 def adam(parameters) -> torch.optim.Adam:
@@ -55,8 +55,7 @@ def wrap(model: nn.Module, optimizer=None, **options):
 
 def start(make=net, make_optimizer=sgd, **options) -> Together:
     """A training of this rank with the decoupled schedule."""
-    model = make()
-    return Together(model, wrap(model, make_optimizer(model.parameters()), **options), loss)
+    return together(Recipe(make, make_optimizer, loss), **{**DECOUPLED, **options})
 
 
 def all_awaited(optimizer) -> bool:
@@ -64,6 +63,5 @@ def all_awaited(optimizer) -> bool:
     return len(optimizer.awaited) == sum(map(len, optimizer.buckets)) > 0
 
 
-def values(model: nn.Module) -> list[torch.Tensor]:
-    """Copies of the parameters."""
-    return [parameter.detach().clone() for parameter in model.parameters()]
+def copied(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.detach().clone() for tensor in tensors]

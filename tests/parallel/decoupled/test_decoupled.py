@@ -18,11 +18,11 @@ from tests.parallel.decoupled.decoupled_training import (
     NET,
     all_awaited,
     compare_late,
+    copied,
     loss,
     net,
     rows,
     start,
-    values,
     wrap,
 )
 from tests.parallel.torch.test_optimizer_situations import KINDS, Net, scheduled, two_groups
@@ -230,7 +230,7 @@ def _infinite(model, rank, batch):
 def test_a_scaler_after_clipping_that_failed_or_hid_infinity(order):
     """The norm of order -1 of what has infinity is finite: the scaler's own question finds it."""
     training = start()
-    before = values(training.model)
+    before = copied(training.model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
     training.backward(0, loss=_infinite, scaler=scaler)
     if order == 2.0:

@@ -16,11 +16,11 @@ from tests.parallel.decoupled.decoupled_training import (
     DECOUPLED,
     NET,
     compare_late,
+    copied,
     loss,
     net,
     sgd,
     start,
-    values,
     wrap,
 )
 from tests.support.jobs import on_ranks
@@ -225,7 +225,7 @@ def test_a_rank_that_dies(when, folder):
     training = train(start(), range(2))
     model, optimizer = training.model, training.optimizer
     optimizer.flush()
-    before = values(model)
+    before = copied(model.parameters())
     exchange = optimizer._exchange
 
     def gather():  # all shards have their gradients, the parameters are not sent

@@ -18,7 +18,6 @@ from tests.parallel.decoupled.decoupled_training import (
     all_awaited,
     compare_late,
     loss,
-    net,
     sgd,
     start,
     wrap,
@@ -26,6 +25,7 @@ from tests.parallel.decoupled.decoupled_training import (
 from tests.support.jobs import on_ranks
 from tests.support.learning.training import (
     Alone,
+    alone,
     check_learned,
     check_same_everywhere,
     compare,
@@ -34,24 +34,19 @@ from tests.support.learning.training import (
 )
 
 
-def _alone():
-    model = net()
-    return Alone(model, sgd(model.parameters()), loss)
-
-
 @on_ranks(2)
 def test_two_models_of_equal_names_at_the_same_time():
     """Their operations are under way together, and their optimizers step in the other order."""
-    alone, together = ([make(), make()] for make in (_alone, start))
-    for trainings in (alone, together):
+    ones, jobs = [alone(NET), alone(NET)], [start(), start()]
+    for trainings in (ones, jobs):
         for batch in range(5):
             trainings[0].backward(batch)
             trainings[1].backward(10 + batch)
             for training in reversed(trainings):
                 training.step()
                 training.zero_grad()
-    assert all(all_awaited(training.optimizer) for training in together)
-    for training, expected in zip(together, alone, strict=True):
+    assert all(all_awaited(training.optimizer) for training in jobs)
+    for training, expected in zip(jobs, ones, strict=True):
         check_learned(training.model, expected.model, exactly=True)
 
 
@@ -195,26 +190,26 @@ def test_a_wait_that_is_interrupted_loses_nothing():
 @on_ranks(2)
 def test_children_of_a_fork_have_current_values():
     """As workers of a DataLoader; and they end."""
-    alone, training = _alone(), start()
+    expected, training = alone(NET), start()
     with gathers_late():
-        for one in (alone, training):
+        for one in (expected, training):
             train(one, range(3))
         child = os.fork()
         if child == 0:
-            equal = all(map(torch.equal, training.model.parameters(), alone.model.parameters()))
+            equal = all(map(torch.equal, training.model.parameters(), expected.model.parameters()))
             del training
             gc.collect()
             os._exit(0 if equal else 1)
         assert os.waitpid(child, 0)[1] == 0
-        for one in (alone, training):
+        for one in (expected, training):
             train(one, range(3, 5))
-        check_learned(training.model, alone.model, exactly=True)
+        check_learned(training.model, expected.model, exactly=True)
 
 
 @on_ranks(2)
 def test_a_thread_that_reads_during_a_step_waits():
     """It uses a parameter before its gather has started."""
-    alone, training = train(_alone(), range(3)), train(start(), range(2))
+    expected, training = train(alone(NET), range(3)), train(start(), range(2))
     begin, found = Bucket.gather, []
     last = list(training.model.parameters())[-1]
     reader = threading.Thread(target=lambda: found.append(last.clone()))
@@ -229,14 +224,14 @@ def test_a_thread_that_reads_during_a_step_waits():
     train(training, [2])
     Bucket.gather = begin
     reader.join()
-    assert torch.equal(found[0], list(alone.model.parameters())[-1])
-    check_learned(training.model, alone.model, exactly=True)
+    assert torch.equal(found[0], list(expected.model.parameters())[-1])
+    check_learned(training.model, expected.model, exactly=True)
 
 
 @on_ranks(2)
 def test_the_end_of_a_rank_waits_for_the_parameters():
     """Rank 1 ends at once after the last step; rank 0 reads parameters later."""
-    alone, training = train(_alone(), range(2)), start()
+    expected, training = train(alone(NET), range(2)), start()
     with gathers_late():
         train(training, range(2))
         if hvd.rank() == 1:
@@ -244,4 +239,4 @@ def test_the_end_of_a_rank_waits_for_the_parameters():
         else:
             training.optimizer.flush()
         assert not training.optimizer.awaited
-        assert all(map(torch.equal, training.model.parameters(), alone.model.parameters()))
+        assert all(map(torch.equal, training.model.parameters(), expected.model.parameters()))

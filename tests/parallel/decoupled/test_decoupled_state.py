@@ -21,7 +21,7 @@ from tests.parallel.decoupled.decoupled_training import (
     rows,
     start,
 )
-from tests.support.jobs import on_ranks
+from tests.support.jobs import in_job, on_ranks
 from tests.support.learning.training import (
     Alone,
     Recipe,
@@ -55,10 +55,9 @@ def _checkpoint(training):
     return file.getvalue()
 
 
+@in_job
 def _saves(schedule):
     """The checkpoint of the second rank, that of the other one being refused; and one later."""
-    torch.set_num_threads(1)
-    hvd.init()
     with gathers_late():
         training = train(start(make_optimizer=adam, schedule=schedule), range(3))
         saved = None
@@ -75,15 +74,12 @@ def _saves(schedule):
             saved = _checkpoint(training)
         train(training, range(3, 6))
         training.state()
-        end = _checkpoint(training)
-    hvd.shutdown()
-    return saved, end
+        return saved, _checkpoint(training)
 
 
+@in_job
 def _resumes(data):
     """The rest of the training, on the data of two ranks in all."""
-    torch.set_num_threads(1)
-    hvd.init()
     with gathers_late():
         training = train(start(make_optimizer=adam), [7])  # something else, which loading replaces
         loaded = torch.load(io.BytesIO(data), weights_only=True)
@@ -97,9 +93,7 @@ def _resumes(data):
         )
         train(training, range(3, 6))
         training.state()
-        end = _checkpoint(training)
-    hvd.shutdown()
-    return end
+        return _checkpoint(training)
 
 
 @pytest.mark.parametrize(

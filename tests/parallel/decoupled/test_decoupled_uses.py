@@ -1,9 +1,7 @@
 """Nobody uses parameters of the step before: who runs, reads, writes or copies them waits."""
 
 import copy
-import io
 import itertools
-import pickle
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,6 +16,7 @@ from tests.parallel.decoupled.decoupled_training import (
     NET,
     all_awaited,
     compare_late,
+    copied,
     loss,
     net,
     rows,
@@ -26,6 +25,7 @@ from tests.parallel.decoupled.decoupled_training import (
 )
 from tests.support.jobs import on_ranks
 from tests.support.learning.training import (
+    DUPLICATES,
     Alone,
     Recipe,
     Together,
@@ -192,7 +192,7 @@ def test_losses_and_modules_that_use_parameters_in_their_ways(kind, on):
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # none is without guard
-        model = compare_late(five_steps, Recipe(make, partial(sgd, lr=0.1), on)).model
+        model = compare_late(five_steps, Recipe(make, sgd, on)).model
     if kind is _Encoder:
         assert type(model.own) is _Own
         assert type(model.weight) is nn.Parameter
@@ -250,10 +250,6 @@ def test_writes_after_steps(write):
     compare_late(written, NET)
 
 
-def _copied(tensors):
-    return [tensor.detach().clone() for tensor in tensors]
-
-
 @on_ranks(2)
 def test_hooks_after_the_step_use_whole_parameters():
     def hooked(training):
@@ -268,24 +264,15 @@ def test_hooks_after_the_step_use_whole_parameters():
 
         training.optimizer.register_step_post_hook(stepped)
         train(training, range(5))
-        return _copied(average.parameters())
+        return copied(average.parameters())
 
     compare_late(hooked, NET)
 
 
-def _saved(model):
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
 _COPIES = {
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
-    "save": _saved,
-    "state_dict": lambda model: _copied(model.state_dict().values()),
-    "state_dict of a part": lambda model: _copied(model[2].state_dict().values()),
+    **DUPLICATES,
+    "state_dict": lambda model: copied(model.state_dict().values()),
+    "state_dict of a part": lambda model: copied(model[2].state_dict().values()),
     "without gradients": lambda model: torch.no_grad()(model)(rows(9, 9)),
     "evaluated": lambda model: model.eval()(rows(9, 9)).detach(),
     "parameter": lambda model: copy.deepcopy(model[2].weight),
@@ -301,17 +288,17 @@ _COPIES = {
 @pytest.mark.parametrize("how", _COPIES)
 @on_ranks(2)
 def test_copies_after_steps(how):
-    def copied(training):
+    def after_steps(training):
         train(training, range(2))
         found = _COPIES[how](training.model)
         if isinstance(found, nn.Module):
             assert type(found[0].weight) is nn.Parameter
             own = {parameter.data_ptr() for parameter in training.model.parameters()}
             assert not own & {parameter.data_ptr() for parameter in found.parameters()}
-            found = _copied(found.parameters())
+            found = copied(found.parameters())
         return found
 
-    compare_late(copied, NET)
+    compare_late(after_steps, NET)
 
 
 @on_ranks(2)
@@ -337,7 +324,7 @@ def test_views_that_are_kept():
         kept = [model[2].weight.data, model[0].bias.detach()[3:]]
         for batch in range(5):
             train(training, [batch])
-            seen += _copied(kept)
+            seen += copied(kept)
         if not isinstance(training, Alone):
             assert 0 < len(training.optimizer.awaited) < len(list(model.parameters()))
         del kept
@@ -411,7 +398,7 @@ def test_threads_wait_alike():
         found = []
         for batch in range(4):
             train(training, [batch])
-            found += _copied(pool.map(training.model, [rows(9, 9)] * 8))
+            found += copied(pool.map(training.model, [rows(9, 9)] * 8))
         return found
 
     with ThreadPoolExecutor(4) as pool:

@@ -1,7 +1,5 @@
 """A model, its data by rank, and K-FAC as one process would compute it with the data of all."""
 
-import functools
-
 import torch
 from torch import nn
 
@@ -21,7 +19,7 @@ from aiacc.kfac.rows import why_not
 from aiacc.kfac.stage import StageCosts
 from aiacc.planning.cost import Affine
 from aiacc.torch.kfac.layers import factored
-from tests.support.learning.training import flat
+from tests.support.learning.training import check_same_everywhere, flat
 
 LR, DAMPING, DECAY, CLIP = 0.1, 0.03, 0.8, 1e-3
 FACTOR_EVERY, INVERSE_EVERY = 2, 4
@@ -80,20 +78,6 @@ def loss_of_tokens(model, rank, step):
     return nn.functional.cross_entropy(model(tokens), labels)
 
 
-def in_job(function):
-    """``function`` between `init` and `shutdown`, on one thread as ranks of a full machine are."""
-
-    @functools.wraps(function)
-    def call(*args):
-        torch.set_num_threads(1)
-        hvd.init()
-        result = function(*args)
-        hvd.shutdown()
-        return result
-
-    return call
-
-
 def training(model, process_set=hvd.global_process_set, momentum=0.0, **options):
     """The distributed optimizer of a model, and its KFAC with `settings`."""
     sgd = torch.optim.SGD(model.parameters(), LR, momentum=momentum)
@@ -123,11 +107,9 @@ def trained(process_set=hvd.global_process_set, *, model=None, loss=loss_of, **o
     optimizer, kfac = training(model, process_set, 0.9, **options)
     take_steps(model, optimizer, kfac, loss, range(STEPS))
     kfac.detach()
-    ours = flat(model)
     if process_set.included():
-        everyones = hvd.allgather(ours.reshape(1, -1), process_set=process_set)
-        assert all(torch.equal(one, everyones[0]) for one in everyones), options
-    return ours, kfac
+        check_same_everywhere(model, process_set)
+    return flat(model), kfac
 
 
 def settings(changes):

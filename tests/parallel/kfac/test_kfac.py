@@ -13,17 +13,17 @@ from tests.parallel.kfac.kfac_training import (
     DAMPING,
     EVERY_STEP,
     expected,
-    in_job,
     loss_of,
     loss_of_all,
     loss_of_tokens,
     net,
     owners,
+    take_steps,
     token_net,
     trained,
     training,
 )
-from tests.support.jobs import on_ranks
+from tests.support.jobs import in_job, on_ranks
 from tests.support.learning.training import flat
 from tests.support.ranks import run_ranks
 
@@ -148,18 +148,18 @@ class _Sometimes(torch.nn.Module):
         return self.extra(found) if hvd.rank() % 2 == 0 and step != 2 else found
 
 
+def _loss_of_sometimes(model, rank, step):
+    torch.manual_seed(step)  # the same batch on all ranks
+    return model(torch.randn(8, 4), step).pow(2).sum(1).mean()
+
+
 @in_job
 def _use_a_layer_on_some_ranks(kinds):
     states = []
     for kind in kinds:
         model = _Sometimes()
         optimizer, kfac = training(model, **EVERY_STEP, distribution=kind)
-        for step in range(4):
-            optimizer.zero_grad()
-            torch.manual_seed(step)  # the same batch on all ranks
-            model(torch.randn(8, 4), step).pow(2).sum(1).mean().backward()
-            kfac.step()
-            optimizer.step()
+        take_steps(model, optimizer, kfac, _loss_of_sometimes, range(4))
         kfac.consolidate_state_dict()
         states.append(kfac.state_dict()["factors"])
         kfac.detach()

@@ -18,14 +18,13 @@ from aiacc.planning.cost import Affine
 from aiacc.torch.kfac import buckets
 from tests.parallel.kfac.kfac_training import (
     EVERY_STEP,
-    in_job,
     loss_of,
     net,
     take_steps,
     training,
 )
-from tests.support.jobs import on_ranks
-from tests.support.learning.training import flat
+from tests.support.jobs import in_job, on_ranks
+from tests.support.learning.training import check_same_everywhere, flat, squares
 from tests.support.ranks import run_ranks
 
 
@@ -40,17 +39,12 @@ class _TwoDtypes(nn.Module):
         return self.second(self.first(inputs).tanh().double())
 
 
-def _loss(model, rank, step):
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    return model(torch.randn(8, 4, generator=generator)).square().mean()
-
-
 @on_ranks(2)
 def test_gradients_of_two_dtypes_travel_together_and_a_rank_may_own_nothing():
-    found = []
+    found, loss = [], squares(8, 4, dtype=torch.float32)
     for kind in ("replicate", "kaisa:0.5"):
         model = _TwoDtypes()
-        take_steps(model, *training(model, **EVERY_STEP, distribution=kind), _loss, range(4))
+        take_steps(model, *training(model, **EVERY_STEP, distribution=kind), loss, range(4))
         found.append(model)
     for ours, wanted in zip(found[1].parameters(), found[0].parameters(), strict=True):
         torch.testing.assert_close(ours, wanted)
@@ -59,7 +53,7 @@ def test_gradients_of_two_dtypes_travel_together_and_a_rank_may_own_nothing():
     both = training(model, **EVERY_STEP, distribution="dp")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        take_steps(model, *both, _loss, range(3))
+        take_steps(model, *both, loss, range(3))
 
 
 @in_job
@@ -176,8 +170,7 @@ def test_ranks_stay_alike_in_a_job_that_starts_anew(kind, load):
             hvd.init()
             if load:
                 assert kfac.state_dict()["factors"].keys() == state["factors"].keys()
-    everyones = hvd.allgather(flat(model).reshape(1, -1))
-    assert torch.equal(everyones[0], everyones[1])
+    check_same_everywhere(model)
 
 
 # --- when factors travel
@@ -200,17 +193,15 @@ class _Wait(torch.autograd.Function):
         return gradient, None
 
 
-def _prepared(model, **options):
-    hvd.broadcast_parameters(model.state_dict(), 0)
-    sgd = torch.optim.SGD(model.parameters(), 0.1)
-    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
-    return optimizer, hvd.KFAC(model, optimizer, factor_every=1, inverse_every=1, **options)
+MEASURED = {**EVERY_STEP, "costs": None}
 
 
 @in_job
 def _train():
+    torch.manual_seed(0)
     layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(LAYERS))
-    optimizer, kfac = _prepared(layers, fusion="threshold", distribution="replicate")
+    options = {**MEASURED, "fusion": "threshold", "distribution": "replicate"}
+    optimizer, kfac = training(layers, **options)
     started, start, ends = [], buckets.allreduce_async_, []
 
     def recorded(*arguments, **options):
@@ -253,16 +244,11 @@ def test_factors_of_the_forward_pass_are_reduced_during_the_backward_pass(tmp_pa
         assert a < g
 
 
-def _train_by(fusion, kind, steps=8):
+def _train_by(fusion, kind):
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(LAYERS))).double()
-    optimizer, kfac = _prepared(model, distribution=kind, fusion=fusion)
-    for step in range(steps):
-        optimizer.zero_grad()
-        torch.manual_seed(hvd.size() * step + hvd.rank())
-        model(torch.randn(4, 8).double()).pow(2).mean().backward()
-        kfac.step()
-        optimizer.step()
+    optimizer, kfac = training(model, **MEASURED, distribution=kind, fusion=fusion)
+    take_steps(model, optimizer, kfac, squares(4, 8), range(8))
     kfac.detach()
     return model, kfac.report().together, optimizer
 

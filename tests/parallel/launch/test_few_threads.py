@@ -11,6 +11,7 @@ import pytest
 
 import aiacc
 import aiacc.array as hvd
+from tests.support.jobs import in_job
 from tests.support.needed import needs
 from tests.support.programs import run_program
 from tests.support.ranks import ROOT, run_ranks
@@ -118,14 +119,13 @@ def test_the_thread_of_the_timeline(few_threads, tmp_path, poor_rank):
     assert not _works(few_threads, 2, poor_rank, _RESERVED, live=False, AIACC_TIMELINE=timeline)
 
 
+@in_job
 def _start_timeline_later(path):
-    hvd.init()
     if hvd.rank() == 1:
         _limit(0, live=False)
     hvd.start_timeline(path)
     assert np.all(hvd.allreduce(np.ones(1000), name="x", op=hvd.Sum) == 2)
     hvd.stop_timeline()
-    hvd.shutdown()
 
 
 def test_a_timeline_that_one_rank_cannot_start_leaves_the_job_alone(few_threads, tmp_path, capfd):

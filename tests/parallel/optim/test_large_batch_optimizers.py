@@ -6,8 +6,18 @@ import torch
 import aiacc.torch as hvd
 from aiacc.optim import LAMB, LARS, AdamSGD, interpolation, linear_decay
 from tests.support.jobs import on_ranks
+from tests.support.learning.training import (
+    Recipe,
+    check_same_everywhere,
+    compare,
+    distributed,
+    squares,
+    together,
+    train,
+)
 
 STEPS = 6
+DECOUPLED = {"schedule": "decoupled"}
 
 
 def _model():
@@ -17,60 +27,38 @@ def _model():
     )
 
 
-def _lars(model):
-    return LARS(model.parameters(), lr=2.0, weight_decay=0.01, nesterov=True)
+def _lars(parameters):
+    return LARS(parameters, lr=2.0, weight_decay=0.01, nesterov=True)
 
 
-def _lamb(model):
-    return LAMB(model.named_parameters(), lr=0.02, exclude=("*.bias", "1.*"))
+def _lamb(parameters):
+    names = [name for name, _ in _model().named_parameters()]
+    return LAMB([*zip(names, parameters, strict=True)], lr=0.02, exclude=("*.bias", "1.*"))
 
 
-def _hybrid(model):
-    optimizer = AdamSGD(model.parameters(), lr=0.02, sgd_lr=0.2, weight_decay=0.01)
+def _hybrid(parameters):
+    optimizer = AdamSGD(parameters, lr=0.02, sgd_lr=0.2, weight_decay=0.01)
     optimizer.follow(interpolation(1, 4))
     return optimizer
 
 
-def _trained(optimizer_of, distribute, parts, part):
-    """Parameters after some steps with one of ``parts`` of every batch."""
-    model = _model()
-    optimizer = distribute(optimizer_of(model), model)
-    scheduler = linear_decay(optimizer, STEPS, warm_up=2, first=0.5)
-    generator = torch.Generator().manual_seed(2)
-    for _ in range(STEPS):
-        inputs, targets = (torch.randn(8, n, generator=generator) for n in (6, 3))
-        optimizer.zero_grad()
-        outputs = model(inputs.chunk(parts)[part])
-        torch.nn.functional.mse_loss(outputs, targets.chunk(parts)[part]).backward()
-        optimizer.step()
+def _steps(training):
+    scheduler = linear_decay(training.optimizer, STEPS, warm_up=2, first=0.5)
+    for batch in range(STEPS):
+        train(training, [batch])
         scheduler.step()
-    return {name: value.clone() for name, value in model.state_dict().items()}
 
 
 @on_ranks(2)
 def test_as_one_process_with_all_the_data():
-    rank, size = hvd.rank(), hvd.size()
-
-    def distributed(**options):
-        return lambda optimizer, model: hvd.DistributedOptimizer(
-            optimizer, model.named_parameters(), **options
-        )
-
-    for optimizer_of in (_lars, _lamb, _hybrid):
-        alone = _trained(optimizer_of, lambda optimizer, model: optimizer, 1, 0)
-        for options in ({}, {"plan": "optimal"}, {"gradient_as_bucket_view": True}):
-            torch.testing.assert_close(
-                _trained(optimizer_of, distributed(**options), size, rank), alone
-            )
-    for optimizer_of, name in ((_lars, "LARS"), (_lamb, "LAMB")):
-        model = _model()
+    schedules = [{}, {"plan": "optimal"}, {"gradient_as_bucket_view": True}]
+    for make in (_lars, _lamb, _hybrid):
+        for options in [*schedules, DECOUPLED] if make is _hybrid else schedules:
+            recipe = Recipe(_model, make, squares(4, 6, dtype=torch.float32))
+            compare(_steps, recipe, exactly=False, **options)
+    for make, name in ((_lars, "LARS"), (_lamb, "LAMB")):
         with pytest.raises(ValueError, match=f"schedule='decoupled' with {name} .*a norm or"):
-            distributed(schedule="decoupled", model=model)(optimizer_of(model), model)
-
-    def decoupled(optimizer, model):
-        return distributed(schedule="decoupled", model=model)(optimizer, model)
-
-    torch.testing.assert_close(_trained(_hybrid, decoupled, size, rank), alone)
+            together(recipe._replace(make_optimizer=make), **DECOUPLED)
 
 
 @on_ranks(2)
@@ -89,28 +77,24 @@ def test_all_of_a_group_that_is_added_is_reduced():
             generator = torch.Generator().manual_seed(size * step + rank)
             last(first(torch.randn(8, 6, generator=generator))).square().mean().backward()
             optimizer.step()
-        for parameter in (*first.parameters(), *last.parameters()):
-            everyones = hvd.allgather(parameter.detach()[None])
-            assert torch.equal(everyones, everyones[:1].expand_as(everyones)), options
+        check_same_everywhere(torch.nn.ModuleList([first, last]))
 
 
 @on_ranks(2)
 def test_a_scheduler_goes_on_after_a_state_was_loaded():
     """A scheduler of the wrapped optimizer sets the rates that a loaded one steps with."""
-    for options in ({}, {"op": hvd.Adasum}, {"schedule": "decoupled"}):
+    for options in ({}, {"op": hvd.Adasum}, DECOUPLED):
         model = _model()
-        wrapped = _hybrid(model)
+        wrapped = _hybrid(model.parameters())
         scheduler = linear_decay(wrapped, STEPS)
-        if options.get("schedule"):
-            options["model"] = model
-        optimizer = hvd.DistributedOptimizer(wrapped, model.named_parameters(), **options)
+        optimizer = distributed(model, wrapped, **options)
         for step in range(2):
             model(torch.ones(2, 6)).sum().backward()
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
             if step == 0:
-                if options.get("schedule"):
+                if options is DECOUPLED:
                     optimizer.consolidate_state_dict(to=None)
                 optimizer.load_state_dict(optimizer.state_dict())
         rates = [group["lr"] for group in optimizer.param_groups]

@@ -13,7 +13,7 @@ import aiacc.torch as hvd
 from aiacc.collectives import objects
 from aiacc.exceptions import CollectiveError, MismatchError
 from aiacc.torch.parallel.mapping import MEASURED
-from tests.support.jobs import on_ranks
+from tests.support.jobs import in_job, on_ranks
 from tests.support.ranks import run_ranks
 
 #: Calls of which the last one follows a decision.
@@ -79,8 +79,7 @@ def test_parallel_map():
             ]
             if divide is not None:
                 assert all(decision.divided == (divide and size > 1) for decision in decisions)
-        everyones = hvd.allgather_object(decisions)
-        assert all(one == everyones[0] for one in everyones)
+        assert hvd.allgather_object(decisions) == [decisions] * size
         if size > 1:
             # Measured first, then decided for good.
             assert {decision.reason for decision in decisions[:MEASURED]} == {"measures"}
@@ -123,22 +122,19 @@ def _on_two_of_three(rank):
         with pytest.raises(hvd.ParallelMapError, match=r"\[pair.bad\] rank 2 failed at tensor"):
             hvd.parallel_map(
                 tensors,
-                functools.partial(_fail, rank == 2),
+                functools.partial(_raise, SINGULAR, rank == 2),
                 process_set=pair,
                 name="pair.bad",
                 cost=[3, 1, 2, 1, 1, 1, 1],
             )
 
 
-def _fail(really, tensor):
-    if really:
-        raise ArithmeticError("singular")
-    return tensor
-
-
 class _SilentError(Exception):
     def __str__(self):
         raise ArithmeticError
+
+
+SINGULAR = ArithmeticError("singular")
 
 
 def _raise(kind, really, tensor):
@@ -169,7 +165,7 @@ def _errors(rank):
         hvd.ParallelMapError,
         match=r"\[bad\] rank 0 failed at tensor 2 of shape \(64, 64\): ArithmeticError: singular",
     ) as raised:
-        hvd.parallel_map(tensors, functools.partial(_fail, rank == 0), name="bad")
+        hvd.parallel_map(tensors, functools.partial(_raise, SINGULAR, rank == 0), name="bad")
     assert isinstance(raised.value.__cause__, ArithmeticError) == (rank == 0)
     with pytest.raises(hvd.ParallelMapError, match=r"rank 0 .* returned a str"):
         hvd.parallel_map(tensors, lambda tensor: "no tensor", name="text")
@@ -197,11 +193,10 @@ def _errors(rank):
     _check(tensors, _inverse, name="bad", divide=True)  # the job goes on
 
 
+@in_job
 def _says_so():
-    hvd.init()
     for _ in range(KNOWN):
         decision = hvd.parallel_map(_tensors(), _inverse, name="said").decision
-    hvd.shutdown()
     return decision.reason
 
 

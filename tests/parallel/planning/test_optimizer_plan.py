@@ -14,7 +14,14 @@ from aiacc.planning.cost import Affine
 from aiacc.planning.plan import Plan
 from aiacc.planning.trace import Tensor, Trace
 from tests.support.jobs import on_ranks
-from tests.support.learning.training import Recipe, Together, compare, distributed, train
+from tests.support.learning.training import (
+    Recipe,
+    compare,
+    distributed,
+    squares,
+    together,
+    train,
+)
 
 PLAN = Plan("mine", (("2.bias", "2.weight", "1.bias"), ("1.weight", "0.bias", "0.weight")))
 
@@ -24,23 +31,8 @@ def _net():
     return nn.Sequential(*(nn.Linear(3, 3).double() for _ in range(3)))
 
 
-def loss(model, rank, batch):
-    generator = torch.Generator().manual_seed(100 * batch + rank)
-    rows = torch.randn(4, 3, generator=generator, dtype=torch.float64)
-    return model(rows).pow(2).mean()
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, 0.1)
-
-
-NET = Recipe(_net, sgd, loss)
+NET = Recipe(_net, partial(torch.optim.SGD, lr=0.1), squares(4, 3))
 STEPS = partial(train, batches=range(4))
-
-
-def _start(plan, **options):
-    model = _net()
-    return Together(model, distributed(model, sgd(model.parameters()), plan=plan, **options), loss)
 
 
 class _InTurn(nn.Sequential):
@@ -71,7 +63,7 @@ def test_buckets_of_dtypes_that_take_turns(view, of_one_dtype):
     )
     trace = Trace("in turn", tensors, 0.0, 1.0, "measured")
     plan = planners.plan("threshold(25)", trace, Affine(0.1, 1e-9))
-    recipe = Recipe(_InTurn, sgd, loss)
+    recipe = NET._replace(make_model=_InTurn)
     optimizer = compare(STEPS, recipe, plan=plan, gradient_as_bucket_view=view).optimizer
     assert [len(bucket) for bucket in optimizer.buckets] == [4, 4]
     assert of_one_dtype or list(map(set, optimizer.buckets)) == list(map(set, plan.buckets))
@@ -94,11 +86,11 @@ def test_ranks_with_different_plans_are_told():
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            training = _start(odd if hvd.rank() == 1 else PLAN)
+            training = together(NET, plan=odd if hvd.rank() == 1 else PLAN)
         told = f"given different plans, groups or buckets: {who[hvd.rank()]}.*"
         for _ in range(2):
             training.refused(STEPS, f"{told}; pass the same plan, loaded")
-    training = _start("auto", gradient_as_bucket_view=hvd.rank() == 1)
+    training = together(NET, plan="auto", gradient_as_bucket_view=hvd.rank() == 1)
     asked = "plan='auto'" + " and gradient_as_bucket_view" * (hvd.rank() == 1)
     training.refused(STEPS, f"this one {asked}( .expected|, another)")
 
@@ -111,7 +103,7 @@ def test_ranks_that_differ_in_plan_and_compression_are_told_both(joins):
         hvd.join()
         return
     plan, compression = ((PLAN, "int8"), (None, "none"), (PLAN, "int8"))[hvd.rank()]
-    training = _start(plan, compression=compression)
+    training = together(NET, plan=plan, compression=compression)
     asked = f"plan {PLAN.digest[:12]} of 2 buckets and Policy(int8)", "no plan and no codec"
     mine = f"this one {asked[hvd.rank() == 1]}"
     if not joins and hvd.rank() > 0:
@@ -132,4 +124,4 @@ def test_what_a_plan_leaves_out_goes_by_itself():
     model[1].weight.requires_grad_(False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # what is frozen has no gradient to plan
-        distributed(model, sgd(model.parameters()), plan=half)
+        distributed(model, NET.make_optimizer(model.parameters()), plan=half)

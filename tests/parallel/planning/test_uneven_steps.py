@@ -7,8 +7,7 @@ import torch
 
 import aiacc.torch as hvd
 from tests.parallel.planning.test_auto_plan import STEPS, check_same, net
-from tests.support.jobs import on_ranks
-from tests.support.learning.coded import join_as
+from tests.support.jobs import join_as, on_ranks
 
 #: Steps that the first rank ends in another way: some step, and those that end a phase.
 _ODD = (3, 5, 12)

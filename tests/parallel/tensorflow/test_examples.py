@@ -7,6 +7,7 @@ import pytest
 
 import aiacc.tensorflow as hvd
 from examples import keras_digits, tf_custom_loop
+from tests.support.jobs import in_job
 from tests.support.learning.keras_training import ENV
 from tests.support.ranks import run_example, run_ranks
 
@@ -36,11 +37,10 @@ def test_two_ranks_learn_digits(launcher, example):
     assert len(re.findall(said, ended.stdout, re.MULTILINE)) == epochs
 
 
+@in_job
 def _trained(train, parse, epochs, global_batch):
-    hvd.init()
     batch = ("--batch-size", str(global_batch // hvd.size()))
     trained, accuracy = train(parse(["--epochs", str(epochs), *batch]))
-    hvd.shutdown()
     return [value.numpy() for value in getattr(trained, "model", trained).weights], accuracy
 
 

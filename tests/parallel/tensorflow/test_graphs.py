@@ -11,7 +11,7 @@ import aiacc.tensorflow as hvd
 from tests.support.jobs import on_ranks
 from tests.support.learning.keras_training import ENV as ONE_THREAD
 from tests.support.learning.keras_training import RANKS
-from tests.support.ranks import free_port, run_ranks
+from tests.support.ranks import free_port
 
 ENV = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTEROP_THREADS": "4"}
 #: For what hangs without the property that is tested.
@@ -39,8 +39,12 @@ def test_iterations_that_run_at_once_may_have_one_name():
         assert sums.numpy().tolist() == [2 * (i + start) + 1 for i in range(40)]
 
 
-def _while_others_are_computed():
+@on_ranks(2, env=ENV, starts=False)
+def test_a_gradient_travels_while_others_are_computed(tmp_path):
     """The gradient of the first layer is ready when that of the last one has been reduced."""
+    os.environ["AIACC_TIMELINE"] = str(tmp_path / "t.json")
+    hvd.init()
+    file = tmp_path / ("t.rank1.json" if hvd.rank() else "t.json")
     late_is_reduced = threading.Event()
 
     def release(gradient):
@@ -58,7 +62,6 @@ def _while_others_are_computed():
 
         return tf.identity(x), gradient
 
-    hvd.init()
     early, late = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
 
     @tf.function
@@ -72,19 +75,9 @@ def _while_others_are_computed():
     assert of_early.numpy().tolist() == [3.0, 4.0]
     assert of_late.numpy().tolist() == [1.0, 2.0]
     hvd.shutdown()
-
-
-def test_a_gradient_travels_while_others_are_computed(tmp_path):
-    path = tmp_path / "t.json"
-    env = {**ENV, "AIACC_TIMELINE": str(path)}
-    run_ranks(2, _while_others_are_computed, env=env)
-    for file in (path, tmp_path / "t.rank1.json"):
-        events = json.loads(file.read_text())
-        first, second = sorted(
-            (event for event in events if event.get("cat") == "ALLREDUCE"),
-            key=lambda event: event["ts"],
-        )
-        assert first["ts"] + first["dur"] <= second["ts"]
+    events = [event for event in json.loads(file.read_text()) if event.get("cat") == "ALLREDUCE"]
+    first, second = sorted(events, key=lambda event: event["ts"])
+    assert first["ts"] + first["dur"] <= second["ts"]
 
 
 # --- ranks and sizes that are asked when a graph runs

@@ -8,7 +8,7 @@ from torch import nn
 import aiacc.array
 import aiacc.torch as hvd
 from tests.support.jobs import on_ranks
-from tests.support.learning.training import distributed
+from tests.support.learning.training import distributed, squares
 
 
 def _tree(tensors):
@@ -52,10 +52,7 @@ def test_operations():
     torch.testing.assert_close(parallel.grad, torch.ones(5))
 
 
-def _loss(model, rank, batch):
-    generator = torch.Generator().manual_seed(100 * batch + rank)
-    rows = torch.randn(8, 6, generator=generator, dtype=torch.float64)
-    return model(rows).pow(2).mean()
+_loss = squares(8, 6)
 
 
 def _model():

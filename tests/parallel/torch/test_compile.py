@@ -1,6 +1,7 @@
 """torch.compile: whole and by blocks, against a single process; and when gradients come."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -9,11 +10,12 @@ from torch import nn
 import aiacc.torch as hvd
 from tests.support.jobs import on_ranks
 from tests.support.learning.training import (
-    Alone,
-    Together,
+    Recipe,
+    alone,
     check_parameters,
-    distributed,
     flat,
+    squares,
+    together,
     train,
 )
 
@@ -50,14 +52,7 @@ def _net():
     return _Net().double()
 
 
-def _loss(model, rank, step):
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    batch = torch.randn(5, 3, generator=generator, dtype=torch.float64)
-    return (model(batch) - 1).pow(2).mean()
-
-
-def _adam(model):
-    return torch.optim.Adam(model.parameters(), 0.05)
+NET = Recipe(_net, partial(torch.optim.Adam, lr=0.05), squares(5, 3))
 
 
 @pytest.mark.parametrize(
@@ -69,37 +64,29 @@ def _adam(model):
 )
 @on_ranks(3)
 def test_same_parameters_as_a_single_process(backend, ways):
-    expected = _net()
-    train(Alone(expected, _adam(expected), _loss), range(4))
+    expected = train(alone(NET), range(4)).model
     assert not torch.equal(flat(expected), flat(_net()))
     for way, as_views in ways:
-        model = run = _net()
+        views = {"gradient_as_bucket_view": True, "bucket_bytes": 512} if as_views else {}
+        training = together(NET, **views)
+        model = run = training.model
         if way == "whole":
             run = torch.compile(model, backend=backend)
         elif way == "blocks":
             assert hvd.compile_blocks(model, backend=backend) is model
         assert list(model.state_dict()) == list(_net().state_dict())
-        views = {"gradient_as_bucket_view": True, "bucket_bytes": 512} if as_views else {}
-        optimizer = distributed(model, _adam(model), **views)
-        loss = lambda _, rank, step, run=run: _loss(run, rank, step)  # noqa: E731
-        train(Together(model, optimizer, loss), range(4))
+        training.loss = lambda _, rank, step, run=run: NET.loss(run, rank, step)
+        train(training, range(4))
         check_parameters(model, expected)
-
-
-def _events(model):
-    """A list to which every gradient is added when it has come."""
-    events = []
-    for name, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(
-            lambda _, name=name: events.append(f"gradient {name.split('.inner')[0]}")
-        )
-    return events
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own doing
 def test_gradients_of_a_block_come_before_those_of_the_block_before_it_are_computed():
-    model = hvd.compile_blocks(_net(), backend=BACKEND)
-    events = _events(model)
+    model, events = hvd.compile_blocks(_net(), backend=BACKEND), []
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda _, name=name: events.append(f"gradient {name.split('.inner')[0]}")
+        )
 
     def mark(number):
         def hook(module, inputs, output):
@@ -109,7 +96,7 @@ def test_gradients_of_a_block_come_before_those_of_the_block_before_it_are_compu
 
     for number, block in enumerate(model.blocks):
         block.register_forward_hook(mark(number))
-    _loss(model, 0, 0).backward()
+    NET.loss(model, 0, 0).backward()
     assert events.index("gradient blocks.2") < events.index("enter 1")
     assert events.index("gradient blocks.1") < events.index("enter 0")
 
@@ -124,17 +111,11 @@ def test_choice_of_blocks():
                 module.compile = lambda name=name, **options: chosen.append((name, options))
 
     hvd.compile_blocks(_Recorder(), dynamic=False)
-    assert [name for name, _ in chosen] == [
-        "first",
-        "blocks.0",
-        "blocks.1",
-        "blocks.2",
-        "last.0",
-        "last.1",
-    ]
+    blocks = ["blocks.0", "blocks.1", "blocks.2"]
+    assert [name for name, _ in chosen] == ["first", *blocks, "last.0", "last.1"]
     assert chosen[0][1] == {"dynamic": False}
     chosen.clear()
     hvd.compile_blocks(_Recorder(), is_block=lambda module: isinstance(module, _Block))
-    assert [name for name, _ in chosen] == ["blocks.0", "blocks.1", "blocks.2"]
+    assert [name for name, _ in chosen] == blocks
     with pytest.raises(ValueError, match="Linear has no block with parameters"):
         hvd.compile_blocks(nn.Linear(2, 2))

@@ -37,7 +37,7 @@ from tests.parallel.torch import test_optimizer_situations as situations
 from tests.support import operations, process_group
 from tests.support.gpu import fake_gpu
 from tests.support.gpu.device_array import DeviceArray
-from tests.support.jobs import on_ranks
+from tests.support.jobs import in_job, on_ranks
 from tests.support.learning.coded import in_ddp
 from tests.support.learning.training import distributed
 from tests.support.ranks import run_ranks
@@ -53,7 +53,6 @@ def test_operations_as_on_the_cpu(size):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_what_make_gpu_check_does(size):
-    """The operations that run on a GPU where there is one."""
     assert fake_gpu.run_ranks(size, bodies.every_operation) == [len(bodies.DTYPES)] * size
 
 
@@ -112,15 +111,15 @@ _CONSERVED = [kind for kind in test_nothing_is_lost.POLICIES if kind != "powersg
 
 
 @pytest.mark.parametrize("event", ["overflow", "reloaded"])
-def test_events_leave_no_trace_on_a_gpu(event, tmp_path):
+def test_events_leave_no_trace_on_a_gpu(event, port):
     events, _, *rest = test_events.NO_TRACE[event]
     args = test_events.no_trace, events, _EVENTS, *rest
-    fake_gpu.run_ranks(2, in_ddp, str(tmp_path), *args, env=_TCP)
+    fake_gpu.run_ranks(2, in_ddp, port, *args, env=_TCP)
 
 
-def test_ranks_agree_after_a_join_on_a_gpu(tmp_path):
+def test_ranks_agree_after_a_join_on_a_gpu(port):
     args = test_events.dense_step, *test_events.DENSE["joined"]
-    fake_gpu.run_ranks(2, in_ddp, str(tmp_path), *args, env=_TCP)
+    fake_gpu.run_ranks(2, in_ddp, port, *args, env=_TCP)
 
 
 @pytest.mark.parametrize("kind", _CONSERVED)
@@ -137,12 +136,12 @@ def _coded_hooks():
     test_error_feedback.test_parameters_trained_later_are_watched_while_a_hook_is_there.__wrapped__()
 
 
-def test_coded_hooks(tmp_path):
-    fake_gpu.run_ranks(2, in_ddp, str(tmp_path), _coded_hooks, env=_TCP)
+def test_coded_hooks(port):
+    fake_gpu.run_ranks(2, in_ddp, port, _coded_hooks, env=_TCP)
 
 
+@in_job
 def _left_to_the_job():
-    hvd.init()
     model = torch.nn.Linear(64, 64)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), compression="auto"
@@ -151,7 +150,6 @@ def _left_to_the_job():
         optimizer.zero_grad()
         model(torch.randn(4, 64)).sum().backward()
         optimizer.step()
-    hvd.shutdown()
 
 
 def test_no_codec_is_chosen_for_gradients_on_a_gpu(capfd):
@@ -210,8 +208,8 @@ def test_the_core_starts_again():
     fake_gpu.run_ranks(2, bodies.start_again, 10)
 
 
+@in_job
 def _large_sums():
-    hvd.init()
     fake = fake_gpu.driver()
     for turn in range(3):
         tensor = torch.full((1_500_000 + turn,), float(hvd.rank() + 1))
@@ -220,9 +218,7 @@ def _large_sums():
         assert total.eq(hvd.size() * (hvd.size() + 1) / 2).all()
         for average in hvd.grouped_allreduce(tensors, name=f"group{turn}"):
             assert average.eq((hvd.size() - 1) / 2).all()
-    copied = fake.fake_copied_by_pinned(), fake.fake_copied_by_registered()
-    hvd.shutdown()
-    return copied
+    return fake.fake_copied_by_pinned(), fake.fake_copied_by_registered()
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -40,29 +41,18 @@ def _check(model):
         assert parameter.grad.eq((hvd.size() + 1) / 2).all()
 
 
-def _count_preparations():
-    """Names of what is prepared from now on."""
-    prepared, real = [], _core.prepare
-
-    def prepare(kind, verb, name, *rest):
-        prepared.append(name)
-        return real(kind, verb, name, *rest)
-
-    _core.prepare = prepare
-    return prepared
-
-
 @on_ranks(2)
 def test_an_operation_is_prepared_once():
-    prepared = _count_preparations()
+    prepare = _core.prepare = mock.Mock(wraps=_core.prepare)
     for options in KINDS:
         model = _net()
         optimizer = distributed(model, torch.optim.SGD(model.parameters(), 0.1), **options)
         by_step = []
         for _ in range(4):
-            prepared.clear()
+            prepare.reset_mock()
             _backward(model)
             optimizer.synchronize()
+            prepared = [call.args[2] for call in prepare.mock_calls]
             by_step.append([name for name in prepared if "weight" in name or "bias" in name])
             _check(model)
         names = [name for name, _ in model.named_parameters()]
@@ -154,7 +144,6 @@ class _Feedback:
     """Sends whole numbers, and what they leave out with the next ones."""
 
     def __init__(self, op, named, flat):
-        del named, flat
         self.op = op
         self.left = None
         self.calls = 0
@@ -167,7 +156,6 @@ class _Feedback:
         self.left = [tensor - one for tensor, one in zip(wanted, sent, strict=True)]
 
         def decode(handle, _):
-            del handle
             for tensor, one in zip(tensors, sent, strict=True):
                 tensor.copy_(one)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import aiacc.torch as hvd
 from tests.support.jobs import on_ranks
-from tests.support.learning.training import Recipe, Together, compare, distributed, train
+from tests.support.learning.training import Recipe, Together, compare, together, train
 
 SCHEDULES = {
     "all_reduce": {},
@@ -34,12 +34,8 @@ def _loss(model, rank, batch):
     return model(inputs.to(model[0].weight.dtype)).pow(2).mean()
 
 
-def _adam(parameters):
-    return torch.optim.Adam(parameters, lr=0.01)
-
-
-def _sgd(parameters):
-    return torch.optim.SGD(parameters, 0.1, momentum=0.9)
+ADAM = Recipe(_net, partial(torch.optim.Adam, lr=0.01), _loss)
+SGD = Recipe(_net, partial(torch.optim.SGD, lr=0.1, momentum=0.9), _loss)
 
 
 def _channels_last(model):
@@ -115,7 +111,7 @@ def test_training_is_plain_with_other_memory_after(when, changes, schedule):
         before = torch.channels_last if change is _contiguous else torch.contiguous_format
         for set_to_none in (True, False):
             situation = partial(_changed, change, when, set_to_none)
-            recipe = Recipe(partial(_net, before), _adam, _loss)
+            recipe = ADAM._replace(make_model=partial(_net, before))
             compare(situation, recipe, exactly=False, **options)
 
 
@@ -144,7 +140,7 @@ def test_gradients_that_get_other_memory_on_their_way_are_an_error(change, sched
             training.step()
             training.zero_grad(set_to_none=False)
 
-    compare(steps, Recipe(_net, _sgd, _loss), exactly=False, **SCHEDULES[schedule])
+    compare(steps, SGD, exactly=False, **SCHEDULES[schedule])
 
 
 @every_schedule
@@ -152,9 +148,7 @@ def test_gradients_that_get_other_memory_on_their_way_are_an_error(change, sched
 @on_ranks(2)
 def test_a_model_of_another_dtype_is_an_error(set_to_none, schedule):
     def start():
-        model = _net()
-        optimizer = distributed(model, _sgd(model.parameters()), **SCHEDULES[schedule])
-        training = train(Together(model, optimizer, _loss), [0])
+        training = train(together(SGD, **SCHEDULES[schedule]), [0])
         training.zero_grad(set_to_none)
         return training
 
@@ -187,7 +181,7 @@ class _Assigns(torch.optim.SGD):
 @every_schedule
 @on_ranks(2)
 def test_an_optimizer_that_gives_its_parameters_other_memory(schedule):
-    recipe = Recipe(_net, lambda parameters: _Assigns(parameters, lr=0.5), _loss)
+    recipe = SGD._replace(make_optimizer=partial(_Assigns, lr=0.5))
     training = compare(partial(train, batches=range(4)), recipe, **SCHEDULES[schedule])
     assert not torch.equal(training.model[0].weight, _net()[0].weight)
 
@@ -208,4 +202,4 @@ def test_a_new_job_of_a_model_in_another_format(port, schedule):
             hvd.init()
         train(training, range(3, 6))
 
-    compare(two_jobs, Recipe(_net, _adam, _loss), exactly=False, **SCHEDULES[schedule])
+    compare(two_jobs, ADAM, exactly=False, **SCHEDULES[schedule])

@@ -13,14 +13,6 @@ from tests.support.process_group import assert_equal, in_group, join, lose
 RANKS = [[0, 1, 2], [1, 2, 3], [0, 1], [2, 3], [3], [1, 2], [0, 1, 2, 3], [0, 1]]
 
 
-def _check_membership(group, members):
-    me = dist.get_rank()
-    assert members[dist.get_rank(group)] == me
-    assert dist.get_world_size(group) == len(members)
-    assert dist.get_backend(group) == "aiacc"
-    assert dist.get_process_group_ranks(group) == members
-
-
 @in_group(4)
 def test_every_operation_in_groups_of_all_kinds():
     me = dist.get_rank()
@@ -28,7 +20,10 @@ def test_every_operation_in_groups_of_all_kinds():
     mine = [(group, members) for group, members in groups if me in members]
     # Members of overlapping groups take them in the same order; in both directions.
     for group, members in [*mine, *reversed(mine)]:
-        _check_membership(group, members)
+        assert members[dist.get_rank(group)] == me
+        assert dist.get_world_size(group) == len(members)
+        assert dist.get_backend(group) == "aiacc"
+        assert dist.get_process_group_ranks(group) == members
         check_every_operation(group)
     works = [
         (dist.all_reduce(total, group=group, async_op=True), total, len(members))

@@ -16,7 +16,7 @@ from aiacc.collectives.handles import pending
 from aiacc.collectives.objects import gather_objects
 from tests.support import operations
 from tests.support.jobs import on_ranks
-from tests.support.operations import DTYPES, FEW_SHAPES, Frontend
+from tests.support.operations import DTYPES, FEW_SHAPES, Case, Frontend
 from tests.support.process_group import assert_equal
 from tests.support.ranks import run_ranks
 from tests.support.sizes import ONE_TO_THREE
@@ -65,23 +65,11 @@ def _compress():
     size = hvd.size()
     twelve = torch.full((3,), 12.0)
     for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
-        for tensor in (twelve, twelve.double(), twelve.long()):
-            assert_equal(hvd.allreduce(tensor, op=hvd.Sum, compression=compression), tensor * size)
-            given = tensor.clone()
-            for reduced in (
-                hvd.synchronize(hvd.allreduce_async(given, op=hvd.Sum, compression=compression)),
-                *hvd.synchronize(
-                    hvd.grouped_allreduce_async([given], op=hvd.Sum, compression=compression)
-                ),
-            ):
-                assert_equal(reduced, tensor * size)
-                assert_equal(given, tensor)
-            assert hvd.allreduce_(given, op=hvd.Sum, compression=compression) is given
-            assert_equal(given, tensor * size)
-            given = tensor.clone()
-            (reduced,) = hvd.grouped_allreduce_([given], op=hvd.Sum, compression=compression)
-            assert reduced is given
-            assert_equal(given, tensor * size)
+        for dtype in (np.float32, np.float64, np.int64):
+            given, options = np.full(3, 12, dtype), {"compression": compression}
+            operations.check(FRONT, Case("allreduce", given, given * size, "Sum", options))
+            group = Case("grouped_allreduce", [given], [given * size], "Sum", options)
+            operations.check(FRONT, group)
     part = hvd.reducescatter(twelve.repeat(size), None, hvd.Compression.fp16, hvd.Sum)
     assert_equal(part, twelve * size)
     assert_equal(hvd.allreduce(twelve, op=hvd.Sum, compression=Tenfold(10.0)), twelve * size)
@@ -147,7 +135,7 @@ def _models():
 
 
 def _optimizer_states():
-    size, rank = hvd.size(), hvd.rank()
+    rank = hvd.rank()
     for kind, options in [
         (torch.optim.SGD, {"momentum": 0.9}),
         (torch.optim.Adam, {"amsgrad": True}),
@@ -188,7 +176,6 @@ def _optimizer_states():
     with pytest.warns(UserWarning, match="before"):  # torch's, because there was no step
         scheduler.step()
     assert outer.param_groups[0]["lr"] == 2.0
-    del size
 
 
 def _gradients_without_state():
@@ -288,7 +275,6 @@ def _disagree():
 
 @on_ranks(1, 3)
 def test_every_operation():
-    """All of the above, as one job."""
     _table()
     _compress()
     operations.check_bool_has_no_average(FRONT)

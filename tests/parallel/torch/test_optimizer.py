@@ -15,24 +15,21 @@ import aiacc.torch as hvd
 from tests.parallel.torch.test_optimizer_situations import Net, images, loss, momentum
 from tests.support.jobs import on_ranks, over
 from tests.support.learning.training import (
-    Alone,
     Recipe,
     Together,
+    alone,
     check_learned,
     check_parameters,
     check_same_everywhere,
     compare,
     distributed,
     flat,
+    squares,
+    together,
     train,
 )
 
 NET = Recipe(Net, momentum, loss)
-
-
-def _start(**options):
-    model = Net()
-    return Together(model, distributed(model, momentum(model.parameters()), **options), loss)
 
 
 # --- gradients that travel in less precision
@@ -47,7 +44,7 @@ _ROUNDING = {"bf16": (2.0**-8, 0.0), "fp16": (2.0**-11, 2.0**-25)}
 @on_ranks(2, 3)
 def test_compressed_gradients_are_exact_but_for_roundings(options, name):
     """Each element is that of exact gradients, but for a rounding per rank and one of the sum."""
-    training = _start(compression=getattr(hvd.Compression, name), **options)
+    training = together(NET, compression=getattr(hvd.Compression, name), **options)
 
     def clip_too_early(training):
         training.backward(3)
@@ -90,8 +87,7 @@ def test_models_of_bfloat16():
 # --- sparse gradients
 
 
-def _rows(parameters):
-    return torch.optim.SGD(parameters, 1.0)
+_sgd = partial(torch.optim.SGD, lr=1.0)
 
 
 def _embedding():
@@ -110,7 +106,7 @@ def _sparse_steps(training):
 
 @on_ranks(2, 3)
 def test_sparse_gradients():
-    sgd = Recipe(_embedding, _rows, _of_rows)
+    sgd = Recipe(_embedding, _sgd, _of_rows)
     compare(_sparse_steps, sgd, exactly=False)
     compare(_sparse_steps, sgd, exactly=False, sparse_as_dense=True)
     # SparseAdam refuses dense gradients; Horovod gives it sparse ones again, and so do we.
@@ -124,11 +120,11 @@ def test_sparse_gradients():
         value = model(entries).sum()
         return value if rank > 0 or batch == 0 else value.detach()
 
-    compare(partial(train, batches=range(2)), Recipe(_embedding, _rows, of_others), exactly=False)
+    compare(partial(train, batches=range(2)), Recipe(_embedding, _sgd, of_others), exactly=False)
 
     # Not used by rank 0, which cannot know: an error on every rank, and no hang.
     model = _embedding()
-    other = hvd.DistributedOptimizer(_rows(model.parameters()), [("other", model.weight)])
+    other = hvd.DistributedOptimizer(_sgd(model.parameters()), [("other", model.weight)])
     if hvd.rank() > 0:
         model(torch.tensor([3])).sum().backward()
     with pytest.raises(aiacc.MismatchError, match=r"other.*all(gather|reduce)"):
@@ -151,7 +147,7 @@ def test_parameters_have_names_by_position_if_nobody_names_them():
 
 @on_ranks(2)
 def test_gradients_that_are_reduced_twice_are_warned_of():
-    training = _start()
+    training = together(NET)
     training.optimizer.synchronize()
     with pytest.warns(UserWarning, match="skip_synchronize"):
         training.optimizer.step()
@@ -205,14 +201,7 @@ def _net():
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
 
 
-def _loss_of_rows(model, rank, batch):
-    generator = torch.Generator().manual_seed(100 * batch + rank)
-    rows = torch.randn(4, 6, generator=generator, dtype=torch.float64)
-    return model(rows).pow(2).mean()
-
-
-def _sgd(parameters):
-    return torch.optim.SGD(parameters, 0.1)
+OF_SETS = Recipe(_net, partial(torch.optim.SGD, lr=0.1), squares(4, 6))
 
 
 @on_ranks(3, ways=over("tcp", "mpi"))
@@ -220,7 +209,7 @@ def test_training_in_overlapping_sets():
     assert aiacc.basics.engine() == os.environ["AIACC_ENGINE"]
     # Overlapping sets train at the same time as all ranks do.
     sets = [hvd.add_process_set(ranks) for ranks in ([0, 2], [1, 2], [0])]
-    adam = Recipe(_net, lambda parameters: torch.optim.Adam(parameters, 0.1), _loss_of_rows)
+    adam = OF_SETS._replace(make_optimizer=partial(torch.optim.Adam, lr=0.1))
     for process_set in (*sets, hvd.global_process_set):
         if process_set.included():
             compare(partial(train, batches=range(4)), adam, process_set=process_set)
@@ -240,21 +229,14 @@ def test_sets_may_change_their_numbers(options):
         for process_set in late:
             hvd.add_process_set(process_set)
         if life == 0:
-            models = [_net() for _ in pairs]
-            optimizers = [
-                distributed(model, _sgd(model.parameters()), process_set=process_set, **options)
-                for model, process_set in zip(models, pairs, strict=True)
-            ]
-        for process_set, model, optimizer in zip(pairs, models, optimizers, strict=True):
+            trainings = [together(OF_SETS, process_set=pair, **options) for pair in pairs]
+        for process_set, training in zip(pairs, trainings, strict=True):
             if process_set.included():
-                train(Together(model, optimizer, _loss_of_rows), range(4))
+                train(training, range(4))
         mine = [process_set.included() for process_set in pairs]
         hvd.barrier()
         hvd.shutdown()
-    for process_set, model, included in zip(pairs, models, mine, strict=True):
+    for process_set, training, included in zip(pairs, trainings, mine, strict=True):
         if included:
-            alone = Alone(
-                other := _net(), _sgd(other.parameters()), _loss_of_rows, process_set.ranks
-            )
-            train(alone, [*range(4)] * 3)
-            check_learned(model, alone.model, exactly=True)
+            expected = train(alone(OF_SETS, process_set.ranks), [*range(4)] * 3)
+            check_learned(training.model, expected.model, exactly=True)

@@ -123,7 +123,6 @@ def test_a_gradient_that_another_hook_drops_on_some_ranks_counts_as_zeros(which,
 
 @on_ranks(2, 3)
 def test_a_rank_that_joined_learns_what_became_of_views():
-    """A rank that is not there for the second step learns later what the ranks think of views."""
     model = Net()
     training = Together(model, _wrap(model), loss)
     for batch in range(1 if hvd.rank() == 0 else 3):
@@ -140,7 +139,6 @@ def test_a_rank_that_joined_learns_what_became_of_views():
 
 @on_ranks(2, 3)
 def test_ranks_whose_memory_formats_differ_are_told():
-    """Ranks whose models differ get the same error, and can go on without buckets."""
     layer = nn.Linear(2, 2, bias=False)
     if hvd.rank() == 0:  # the same gradients, but another order in memory
         layer.weight.data = layer.weight.data.t().contiguous().t()

@@ -2,8 +2,6 @@
 
 import copy
 import inspect
-import io
-import pickle
 from functools import partial
 
 import pytest
@@ -13,14 +11,15 @@ from torch import nn
 import aiacc.torch as hvd
 from tests.support.jobs import on_ranks
 from tests.support.learning.training import (
+    DUPLICATES,
     Alone,
     Recipe,
     Together,
     check_learned,
     check_same_everywhere,
     compare,
-    distributed,
     flat,
+    together,
     train,
 )
 
@@ -81,20 +80,6 @@ def test_every_optimizer_of_torch():
             compare(partial(_steps, name), _recipe(name), **VIEWS, **options)
 
 
-# --- copies
-
-
-def _pickled(both):
-    return pickle.loads(pickle.dumps(both))
-
-
-def _saved(both):
-    buffer = io.BytesIO()
-    torch.save(both, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
-
-
 @pytest.mark.parametrize("options", [{}, VIEWS])
 @on_ranks(2, 3)
 def test_copies_reduce_the_gradients_of_their_own_parameters(options):
@@ -111,7 +96,7 @@ def test_copies_reduce_the_gradients_of_their_own_parameters(options):
         assert torch.equal(flat(original[0]), before)
         return list(training.model.parameters())
 
-    for duplicate in (copy.deepcopy, _pickled, _saved):
+    for duplicate in DUPLICATES.values():
         compare(partial(copied, duplicate), _recipe("Adam"), **options)
 
 
@@ -158,9 +143,9 @@ def _partly_frozen():
 
 
 def _frozen_on_one_rank(**options):
-    parts = _parts()
-    optimizer = distributed(parts, torch.optim.SGD(parts.parameters(), 0.1), **options)
-    training = Together(parts, optimizer, partial(_sum_of, lambda rank: [0, 1]))
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    training = together(Recipe(_parts, sgd, partial(_sum_of, lambda rank: [0, 1])), **options)
+    parts = training.model
     for step in range(3):
         parts[0].requires_grad_(step == 0 or hvd.rank() > 0)
         before = parts[0].weight.detach().clone()
@@ -181,9 +166,7 @@ def test_changing_parameters():
 @on_ranks(2)
 def test_the_state_of_a_plain_optimizer_is_that_of_a_distributed_one():
     """And is loaded in either."""
-    model = _model("Adam")
-    optimizer = distributed(model, _optimizer("Adam", model.parameters()))
-    training = train(Together(model, optimizer, _loss), range(2))
+    training = train(together(_recipe("Adam")), range(2))
     model = copy.deepcopy(training.model)
     plain = Alone(model, _optimizer("Adam", model.parameters()), _loss)
     plain.load(training.state())

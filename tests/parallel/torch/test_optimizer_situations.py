@@ -70,8 +70,7 @@ def loss(model, rank, batch):
     return model(images(rank, batch), sometimes).pow(2).mean()
 
 
-def momentum(parameters, **options):
-    return torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=0.01, **options)
+momentum = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
 def two_groups(kind, parameters):

@@ -15,8 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import aiacc
 import aiacc.torch as hvd
 from tests.support.jobs import on_ranks
-from tests.support.process_group import assert_equal, in_group, join, leave, lose
-from tests.support.ranks import run_ranks
+from tests.support.process_group import assert_equal, in_group, join_gloo, leave, lose
 from tests.support.sizes import ONE_TO_THREE, TWO_AND_THREE
 
 REDUCTIONS = {
@@ -260,16 +259,6 @@ def test_views_of_negated_memory():
         hvd.allreduce_(view)
 
 
-@on_ranks(2)
-def test_shares_the_runtime_of_hvd(port):
-    join(port)
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    dist.destroy_process_group()
-    assert hvd.is_initialized()  # it was not the group's
-    assert_equal(hvd.allreduce(tensor, op=hvd.Sum), torch.full((1,), 4.0))
-
-
 @in_group(3, missing=[1])
 def test_a_lost_rank_is_an_error():
     lose(1)
@@ -280,11 +269,11 @@ def test_a_lost_rank_is_an_error():
         dist.all_reduce(torch.ones(1))
 
 
-_LAUNCHERS = {name: {"launcher": name} for name in ("aiaccrun", "srun", "mpirun", "openmpi")}
+_LAUNCHERS = ("aiaccrun", "srun", "mpirun", "openmpi")
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["torch first", "hvd.init first"])
-@on_ranks(2, starts=False, ways=_LAUNCHERS)
+@on_ranks(2, starts=False, ways={name: {"launcher": name} for name in _LAUNCHERS})
 def test_ranks_that_a_launcher_of_others_started(before):
     """Without any of torch's variables; what started the ranks says everything."""
     if before:
@@ -298,23 +287,22 @@ def test_ranks_that_a_launcher_of_others_started(before):
         dist.barrier(group=pair)
         assert aiacc.basics.engine() == "hierarchical"
         dist.destroy_process_group()
-    assert hvd.is_initialized() == before
+    assert hvd.is_initialized() == before  # if so, it was not the group's
     assert not dist.is_initialized()
+    assert not before or hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
 
 
-def _lonely(size):
-    if not size:
-        with pytest.raises(ValueError, match="environment variable RANK expected"):
-            dist.init_process_group("aiacc")
-        return
+@on_ranks(1, starts=False, launcher="aiaccrun")
+def test_one_rank_is_a_group_if_a_launcher_says_so():
     dist.init_process_group("aiacc")
-    assert dist.get_world_size() == size
+    assert dist.get_world_size() == 1
     dist.destroy_process_group()
 
 
-def test_one_rank_is_a_group_if_a_launcher_says_so():
-    run_ranks(1, _lonely, 1, launcher="aiaccrun")
-    run_ranks(1, _lonely, 0, launcher="python")
+@on_ranks(1, starts=False, launcher="python")
+def test_one_rank_without_launcher_is_no_group():
+    with pytest.raises(ValueError, match="environment variable RANK expected"):
+        dist.init_process_group("aiacc")
 
 
 @on_ranks(2, starts=False, launcher="aiaccrun")
@@ -369,9 +357,7 @@ def _failure_reaches_the_caller():
 
 @on_ranks(*TWO_AND_THREE)
 def test_same_parameters_as_plain_ddp(port):
-    dist.init_process_group(
-        "gloo", f"tcp://127.0.0.1:{port}", rank=hvd.rank(), world_size=hvd.size()
-    )
+    join_gloo(port)
     for options in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
         expected = _trained(False, **options)
         before = aiacc.stats()["tensors"]

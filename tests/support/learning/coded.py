@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,9 +15,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import aiacc.torch as hvd
-from tests.support.jobs import on_ranks
-from tests.support.process_group import leave
-from tests.support.ranks import run_ranks
+from tests.support.jobs import in_job, on_ranks
+from tests.support.process_group import join_gloo, leave
+from tests.support.ranks import free_port, run_ranks
 
 #: Options of `DistributedOptimizer`; None: a hook of `DistributedDataParallel`.
 WAYS: dict[str, dict[str, Any] | None] = {
@@ -30,45 +28,26 @@ WAYS: dict[str, dict[str, Any] | None] = {
 }
 
 
-#: `on_ranks` with that engine.
-on_ranks_over_tcp = functools.partial(on_ranks, env={"AIACC_ENGINE": "tcp"})
-
-
-def run_over_tcp(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """`run_ranks` with the engine that codes on one host."""
-    return run_ranks(size, function, *args, env={"AIACC_ENGINE": "tcp"})
-
-
-def join_as(hosts: str) -> None:
-    """Become rank number AIACC_RANK of a job whose rank r is on host ``hosts[r]``."""
-    rank = int(os.environ["AIACC_RANK"])
-    os.environ["AIACC_LOCAL_RANK"] = str(hosts[:rank].count(hosts[rank]))
-    os.environ["AIACC_LOCAL_SIZE"] = str(hosts.count(hosts[rank]))
-    hvd.init()
+#: The engine that codes on one host.
+OVER_TCP = {"AIACC_ENGINE": "tcp"}
+#: `on_ranks` with that.
+on_ranks_over_tcp = functools.partial(on_ranks, env=OVER_TCP)
 
 
 def _run_in_ddp(size: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        return run_ranks(size, in_ddp, folder, function, *args, **options)
+    return run_ranks(size, in_ddp, free_port(), function, *args, **options)
 
 
 #: `on_ranks_over_tcp` with a default group for `DistributedDataParallel`.
 on_ranks_in_ddp = functools.partial(on_ranks_over_tcp, run=_run_in_ddp, starts=False)
 
 
-def in_ddp(folder: str, function: Callable[..., Any], *args: Any) -> Any:
-    """Call it in a job that has a default group for `DistributedDataParallel`, too.
-
-    Its ranks meet in ``folder``.
-    """
-    hvd.init()
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/group", rank=hvd.rank(), world_size=hvd.size()
-    )
-    result = function(*args)
+@in_job
+def in_ddp(port: int, function: Callable[..., Any], *args: Any) -> None:
+    """Call it in a job that has a default group for `DistributedDataParallel`, too."""
+    join_gloo(port)
+    function(*args)
     leave()
-    hvd.shutdown()
-    return result
 
 
 def values_of(seed: int, *shape: int) -> torch.Tensor:

@@ -20,6 +20,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import io
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -253,6 +255,29 @@ def distributed(
     return hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
 
 
+def alone(recipe: Recipe, ranks: Sequence[int] | None = None, op: int = hvd.Average) -> Alone:
+    """The training of one process."""
+    model = recipe.make_model()
+    return Alone(model, recipe.make_optimizer(model.parameters()), recipe.loss, ranks, op)
+
+
+def together(recipe: Recipe, rank: int | None = None, **options: Any) -> Together:
+    """The training of this rank, by a DistributedOptimizer with these options."""
+    model = recipe.make_model()
+    optimizer = distributed(model, recipe.make_optimizer(model.parameters()), **options)
+    return Together(model, optimizer, recipe.loss, rank)
+
+
+def squares(*shape: int, dtype: torch.dtype = torch.float64) -> Loss:
+    """The mean square of what a model makes of random inputs of this shape."""
+
+    def loss(model: Any, rank: int, batch: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(100 * batch + rank)
+        return model(torch.randn(shape, generator=generator, dtype=dtype)).pow(2).mean()
+
+    return loss
+
+
 def compare(
     situation: Callable[[Training], object],
     recipe: Recipe,
@@ -281,26 +306,19 @@ def compare(
     ranks = process_set.ranks if process_set.included() else [hvd.rank()]
     if op == hvd.Adasum:
         ranks = [0]  # what it makes of equal changes is that change
-    model = recipe.make_model()
-    alone = Alone(model, recipe.make_optimizer(model.parameters()), recipe.loss, ranks, op)
-    expected = situation(alone)
+    one = alone(recipe, ranks, op)
+    expected = situation(one)
     exactly = exactly and len(ranks) <= 2 and op != hvd.Adasum
-    model = recipe.make_model()
-    together = Together(
-        model,
-        distributed(model, recipe.make_optimizer(model.parameters()), **options),
-        recipe.loss,
-        0 if op == hvd.Adasum else None,
-    )
+    job = together(recipe, 0 if op == hvd.Adasum else None, **options)
     with gathers_late() if late else contextlib.nullcontext():
         tolerance = {"rtol": 0.0, "atol": 0.0} if exactly else _OTHER_ORDER
-        found = situation(together)
-        if found is not together:
+        found = situation(job)
+        if found is not job:
             torch.testing.assert_close(found, expected, **tolerance)
-        check_learned(together.model, alone.model, exactly=exactly)
+        check_learned(job.model, one.model, exactly=exactly)
         if process_set.included():
-            check_same_everywhere(together.model, process_set)
-    return together
+            check_same_everywhere(job.model, process_set)
+    return job
 
 
 def check_learned(model: nn.Module, expected: nn.Module, *, exactly: bool) -> None:
@@ -331,6 +349,21 @@ def gathers_late() -> Iterator[None]:
     Part.gather, Part.finish_gather = gather, finish_gather
     yield
     Part.gather, Part.finish_gather = start, finish
+
+
+def _pickled(both: Any) -> Any:
+    return pickle.loads(pickle.dumps(both))
+
+
+def _saved(both: Any) -> Any:
+    buffer = io.BytesIO()
+    torch.save(both, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+#: Ways to copy a model, or a model with its optimizer.
+DUPLICATES = {"deepcopy": copy.deepcopy, "pickle": _pickled, "save": _saved}
 
 
 def flat(model: nn.Module) -> torch.Tensor:
