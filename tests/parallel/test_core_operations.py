@@ -1,11 +1,10 @@
-"""What the core offers to front-ends beside operations: times, proposals, refusals, names."""
+"""What the core offers to front-ends beside operations: times, proposals and refusals."""
 
 import time
 
 import numpy as np
 import pytest
 
-import aiacc
 import aiacc.array as hvd
 from aiacc import _core
 from aiacc.collectives import submission
@@ -92,28 +91,3 @@ def test_proposed_parameters():
         assert hvd.allreduce(np.ones(5000), op=hvd.Sum).tolist() == [hvd.size()] * 5000
     with pytest.raises(ValueError, match=r'algorithm "star".*expected auto, ring or tree'):
         _core.propose_parameters(4096, 1, "star")
-
-
-@on_ranks(1, 4, pytest.param(2, marks=pytest.mark.nightly))
-def test_a_gather_that_meets_a_joined_rank_fails():
-    """It fails at once, also with ranks of different histories; then all go on."""
-    rank = hvd.rank()
-    if rank > 0:
-        for _ in range(rank):
-            hvd.allreduce(np.ones(1))
-        with pytest.raises(aiacc.CollectiveError, match="has joined"):
-            hvd.allgather(np.ones(1))
-    last = hvd.join()
-    assert hvd.allgather(np.array([rank])).tolist() == list(range(hvd.size()))
-    assert hvd.allgather(np.array([last])).tolist() == [last] * hvd.size()
-
-
-@on_ranks(3)
-def test_unnamed_operations_with_nothing_in_common():
-    for _ in range(3):
-        call = hvd.allreduce if hvd.rank() == 0 else hvd.allgather
-        with pytest.raises(aiacc.MismatchError) as failure:
-            call(np.ones(1))
-        for text in ("rank 0 for 'allreduce.noname.", "rank 1", "'allgather.noname."):
-            assert text in str(failure.value)
-        hvd.barrier()

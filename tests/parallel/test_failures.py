@@ -5,7 +5,6 @@ import os
 import resource
 import signal
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import aiacc
 import aiacc.array as hvd
 from aiacc import _core
 from aiacc.process_sets import add_process_set, remove_process_set
-from tests.support.jobs import on_ranks, over
+from tests.support.jobs import in_job, on_ranks, over, until_it_fails
 from tests.support.ranks import run_ranks
 
 #: Seconds after which a survivor that has heard nothing hangs. Detection itself takes less than 1
@@ -23,53 +22,32 @@ from tests.support.ranks import run_ranks
 PATIENCE_S = 30
 
 
-def _again_and_again(collective):
-    while True:
-        collective()
-
-
 def _reduce_until_it_fails():
     hvd.barrier()
-    _again_and_again(lambda: hvd.allreduce(np.ones(1000), name="warm"))
-
-
-def _survive(victim, sent_signal, clock):
-    """What the survivors saw: the text of the error, and seconds from the signal to it."""
-    hvd.init()
-    hvd.allreduce(np.ones(1000), name="warm")
-    if hvd.rank() == victim:
-        hvd.barrier()
-        clock.write_text(str(time.time()))
-        os.kill(os.getpid(), sent_signal)
-        threading.Event().wait()  # not reached by a dead or frozen process
-    with pytest.raises(aiacc.PeerLostError) as first:
-        _reduce_until_it_fails()
-    seconds = time.time() - float(clock.read_text())
-    # The first failure is latched: everything later fails in the same way.
-    with pytest.raises(aiacc.PeerLostError) as later:
-        hvd.allreduce(np.ones(3), name="later")
-    assert str(later.value) == str(first.value)
-    hvd.shutdown()
-    return str(first.value), seconds
+    until_it_fails(lambda: hvd.allreduce(np.ones(1000), name="warm"))
 
 
 @pytest.mark.parametrize("size", [2, 4, pytest.param(3, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-def test_survivors_of_a_lost_rank_name_it(size, sent, tmp_path):
-    victim = size - 1
-    results = run_ranks(
-        size,
-        _survive,
-        victim,
-        sent,
-        tmp_path / "clock",
-        missing=[victim],
-        timeout=PATIENCE_S,
-        env={"AIACC_PEER_TIMEOUT_S": "1"},
-    )
-    for rank, (message, seconds) in enumerate(results[:victim]):
-        print(f"rank {rank} had the error after {seconds:.3f} s")  # noqa: T201 - for pytest -rP
-        assert f"rank {victim}" in message
+def test_survivors_of_a_lost_rank_name_it(size, sent):
+    options = {"missing": [size - 1], "timeout": PATIENCE_S, "env": {"AIACC_PEER_TIMEOUT_S": "1"}}
+    run_ranks(size, _survive, sent, **options)
+
+
+@in_job
+def _survive(sent):
+    victim = hvd.size() - 1
+    hvd.allreduce(np.ones(1000), name="warm")
+    if hvd.rank() == victim:
+        hvd.barrier()
+        os.kill(os.getpid(), sent)
+        threading.Event().wait()  # not reached by a dead or frozen process
+    with pytest.raises(aiacc.PeerLostError, match=f"rank {victim}") as first:
+        _reduce_until_it_fails()
+    # The first failure is latched: everything later fails in the same way.
+    with pytest.raises(aiacc.PeerLostError) as later:
+        hvd.allreduce(np.ones(3), name="later")
+    assert str(later.value) == str(first.value)
 
 
 @on_ranks(3, missing=[0], timeout=PATIENCE_S)
@@ -125,7 +103,7 @@ def test_a_worker_that_outlives_its_rank_does_not_hide_its_death(tmp_path):
         hvd.barrier()  # the others have "warm"
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(aiacc.PeerLostError):
-        _again_and_again(hvd.barrier)
+        until_it_fails(hvd.barrier)
     worker_pid = int(pid_file.read_text())
     os.kill(worker_pid, 0)  # is still there
     os.kill(worker_pid, signal.SIGKILL)
@@ -164,7 +142,7 @@ def _meet_and_go_on(call, met):
     """Who dies right after the barrier may do so before the others have left it."""
     if not met:
         hvd.barrier()
-    _again_and_again(call)
+    until_it_fails(call)
 
 
 @on_ranks(3, missing=[1], timeout=PATIENCE_S)
@@ -183,15 +161,6 @@ def test_survivors_shut_down_and_start_anew(port):
     assert (hvd.rank(), hvd.size()) == (rank, 2)
     total = hvd.allreduce(np.full(4, rank + 1.0), name="x", op=hvd.Sum)
     assert total.tolist() == [3.0] * 4
-
-
-@on_ranks(2, timeout=PATIENCE_S)
-def test_shutdown_of_one_rank_ends_the_operations_of_the_others():
-    if hvd.rank() == 1:
-        hvd.barrier()
-        return
-    with pytest.raises(aiacc.ShutdownError):
-        _reduce_until_it_fails()
 
 
 @on_ranks(2, 4, starts=False, timeout=PATIENCE_S)

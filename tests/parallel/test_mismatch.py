@@ -4,11 +4,9 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 
 import aiacc
 import aiacc.array as hvd
-import aiacc.torch as torch_hvd
 from tests.support.jobs import on_ranks
 from tests.support.sizes import TWO_AND_THREE
 
@@ -49,48 +47,29 @@ DIFFERENCES = [
     (lambda odd: hvd.broadcast(ONES, int(odd), name="odd.one"), ("root",)),
     (lambda odd: _gather(ONES if odd else MATRIX), ("shape",)),
     (lambda odd: _gather(MATRIX.reshape(3, 2) if odd else MATRIX), ("shape",)),
-    (
-        lambda odd: (torch_hvd.allgather if odd else torch_hvd.allreduce)(
-            torch.ones(4), name="odd.one"
-        ),
-        ("allreduce.odd.one", "allgather.odd.one"),
-    ),
+    (lambda odd: KINDS[odd](), ("allreduce.odd.one", "allgather.odd.one")),
+    (lambda odd: KINDS[2 + odd](), ("grouped_allreduce.odd.one", "broadcast.odd.one")),
+]
+#: One name for several kinds of operations.
+KINDS = [
+    _reduce,
+    _gather,
+    lambda: hvd.grouped_allreduce([ONES], name="odd.one"),
+    lambda: hvd.broadcast(ONES, 0, name="odd.one"),
 ]
 
 
 @on_ranks(*TWO_AND_THREE)
 def test_disagreement_is_an_error_on_every_rank_and_not_fatal():
-    for call, texts in DIFFERENCES:
-        _disagree(call, *texts)
-    # A name that was fine (and is cached) may go wrong later, and be fine again.
     for _ in range(2):
-        _reduce()
-    _disagree(lambda odd: _reduce(ONES[: 4 if odd else 6]), "4", "6")
-    np.testing.assert_array_equal(_reduce(), ONES)
-    np.testing.assert_array_equal(_reduce(ONES[:2]), ONES[:2])
-
-
-#: One name for two kinds of operations.
-KINDS = [
-    (_reduce, "allreduce.odd.one", _gather, "allgather.odd.one"),
-    (
-        lambda: hvd.grouped_allreduce([ONES], name="odd.one"),
-        "grouped_allreduce.odd.one",
-        lambda: hvd.broadcast(ONES, 0, name="odd.one"),
-        "broadcast.odd.one",
-    ),
-]
-
-
-@on_ranks(*TWO_AND_THREE)
-def test_one_name_for_two_kinds_of_operations_is_an_error_on_every_rank():
-    for _ in range(2):
-        for ours, what, theirs, other_what in KINDS:
-            _disagree(lambda odd, calls=(ours, theirs): calls[odd](), what, other_what)
-        for ours, _, theirs, _ in KINDS:  # the same when all of these are known
-            ours()
-            theirs()
-    # In any order is fine.
+        for call, texts in DIFFERENCES:
+            _disagree(call, *texts)
+        # Names that were fine (and are cached) may go wrong later, and be fine again.
+        for call in KINDS * 2:
+            call()
+        np.testing.assert_array_equal(_reduce(), ONES)
+        np.testing.assert_array_equal(_reduce(ONES[:2]), ONES[:2])
+    # Of several kinds in any order is fine.
     reduced = [
         lambda: hvd.allreduce_async(ONES, name="both", op=hvd.Sum),
         lambda: hvd.allgather_async(ONES, name="both"),
