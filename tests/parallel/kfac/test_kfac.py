@@ -107,7 +107,8 @@ def _in_sets(engine, solves, kinds, wanted):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "engine"), [("explicit", "tcp"), ("mpirun", "mpi")], ids=["tcp", "mpi"]
+    ("launcher", "engine"),
+    [("explicit", "tcp"), pytest.param("mpirun", "mpi", marks=pytest.mark.nightly)],
 )
 def test_sets_train_as_their_members_together_over_every_engine(launcher, engine):
     solves, kinds = [CHOLESKY], ["mpd"]

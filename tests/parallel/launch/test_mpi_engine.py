@@ -39,9 +39,9 @@ nightly = pytest.mark.nightly
     ("flavour", "size", "shape"),
     [
         pytest.param("mpich", 1, ONE_NODE, id="alone"),
-        pytest.param("mpich", 2, ONE_NODE, id="two"),
+        pytest.param("mpich", 2, ONE_NODE, id="two", marks=nightly),
         pytest.param("mpich", 3, ONE_NODE, id="three", marks=nightly),
-        pytest.param("mpich", 4, TWO_NODES, id="four on two nodes"),
+        pytest.param("mpich", 4, TWO_NODES, id="four on two nodes", marks=nightly),
         pytest.param("mpich", 3, TWO_NODES, id="three on unequal nodes", marks=nightly),
         pytest.param("mpich", 2, EVERY_RANK_A_NODE, id="two nodes", marks=nightly),
         pytest.param("mpich", 3, FOUR_INTERFACES, id="three nodes, four interfaces"),

@@ -272,24 +272,25 @@ def test_a_lost_rank_is_an_error():
 _LAUNCHERS = ("aiaccrun", "srun", "mpirun", "openmpi")
 
 
-@pytest.mark.parametrize("before", [False, True], ids=["torch first", "hvd.init first"])
 @on_ranks(2, starts=False, ways={name: {"launcher": name} for name in _LAUNCHERS})
-def test_ranks_that_a_launcher_of_others_started(before):
+def test_ranks_that_a_launcher_of_others_started():
     """Without any of torch's variables; what started the ranks says everything."""
-    if before:
-        hvd.init()
-    for _ in range(2):
-        dist.init_process_group("aiacc")
-        total = torch.ones(3)
-        dist.all_reduce(total)
-        assert_equal(total, torch.full((3,), float(dist.get_world_size())))
-        pair = dist.new_group([0, 1], backend="gloo")
-        dist.barrier(group=pair)
-        assert aiacc.basics.engine() == "hierarchical"
-        dist.destroy_process_group()
-    assert hvd.is_initialized() == before  # if so, it was not the group's
-    assert not dist.is_initialized()
-    assert not before or hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
+    for hvd_first in (False, True):
+        if hvd_first:
+            hvd.init()
+        for _ in range(2):
+            dist.init_process_group("aiacc")
+            total = torch.ones(3)
+            dist.all_reduce(total)
+            assert_equal(total, torch.full((3,), float(dist.get_world_size())))
+            pair = dist.new_group([0, 1], backend="gloo")
+            dist.barrier(group=pair)
+            assert aiacc.basics.engine() == "hierarchical"
+            dist.destroy_process_group()
+        assert hvd.is_initialized() == hvd_first  # if so, it was not the group's
+        assert not dist.is_initialized()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
+    hvd.shutdown()
 
 
 @on_ranks(1, starts=False, launcher="aiaccrun")

@@ -111,7 +111,8 @@ def test_augmentation_inside_the_dataset_is_noticed(tmp_path, opened):
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_a_data_loader_share_what_they_have(cached, method):
     """One of the reasons for which torch has no such cache: a copy per worker."""
-    loader = DataLoader(cached, batch_size=5, num_workers=2, multiprocessing_context=method)
+    workers = {"num_workers": 2, "multiprocessing_context": method, "persistent_workers": True}
+    loader = DataLoader(cached, batch_size=5, **workers)
     for _ in range(2):
         labels = torch.cat([batch["label"] for batch in loader])
         assert labels.tolist() == [index % 7 for index in range(20)]
