@@ -85,6 +85,7 @@ def test_rank_0_is_not_reached(host, said, port):
 def connected_to_itself(port):
     """What connecting to a free local port yields when the kernel picks that port for the end."""
     sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an earlier test may have had it
     sock.bind(("127.0.0.1", port))
     sock.connect(("127.0.0.1", port))
     return sock
