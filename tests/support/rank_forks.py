@@ -8,7 +8,6 @@ that are started one by one do: what depends on the order of a set differs betwe
 from __future__ import annotations
 
 import atexit
-import contextlib
 import hashlib
 import os
 import pickle
@@ -65,11 +64,11 @@ class _Parent:
         self.codes: dict[int, int] = {}
         self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         while self.control.connect_ex(address) != 0:
-            with (
-                contextlib.suppress(OSError),  # somebody else is starting it
-                socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
-            ):
-                listener.bind(address)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                try:
+                    listener.bind(address)
+                except OSError:  # somebody else is starting it
+                    continue
                 listener.listen(os.cpu_count() or 1)
                 self.control.connect(address)
                 arguments = ["--fork", str(listener.fileno()), *_MODULES[framework]]

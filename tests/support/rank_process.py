@@ -74,7 +74,7 @@ def fork_ranks(listener: socket.socket, modules: Sequence[str]) -> int:
                     selector.unregister(key.fd)
                     os.close(key.fd)
                     ended = os.waitpid(pid, 0)
-                    if client in clients:
+                    with contextlib.suppress(OSError):  # who asked for it is gone, the others stay
                         client.send(pickle.dumps(ended))
                     continue
                 assert isinstance(key.fileobj, socket.socket)
@@ -116,7 +116,8 @@ def fork_ranks(listener: socket.socket, modules: Sequence[str]) -> int:
                 descriptor = os.pidfd_open(pid)
                 ranks[descriptor] = pid, client
                 selector.register(descriptor, selectors.EVENT_READ)
-                client.send(pickle.dumps((pid, None)))
+                with contextlib.suppress(OSError):
+                    client.send(pickle.dumps((pid, None)))
 
 
 if __name__ == "__main__":
