@@ -185,11 +185,9 @@ with tf.GradientTape() as tape:
     loss = weight * (hvd.rank() + 1.0)
 gradient = hvd.DistributedGradientTape(tape).gradient(loss, weight)
 assert (weight.numpy(), gradient.numpy(), hvd.size_op().numpy()) == (0.0, 1.5, 2)
-""",
-    "keras": """
+
 import keras, numpy
 import horovod.keras as hvd
-hvd.init()
 model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
 optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
 model.compile(optimizer=optimizer, loss=lambda y, x: x)
@@ -215,5 +213,5 @@ def test_aiaccrun_runs_an_unchanged_script(framework, tmp_path):
     )
     launcher = launch_command("aiaccrun", 2, [])[:-1]
     command = [*launcher, "--as-horovod", sys.executable, str(script)]
-    run_program(command, env=rank_environment({"TF_CPP_MIN_LOG_LEVEL": "2"}), check=True)
+    run_program(command, env=rank_environment({}), check=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "train.py"]

@@ -151,7 +151,7 @@ def run(name: str) -> dict[str, Any]:
         subprocess.run(
             [str(python), "-m", "pytest", *options, *beside, "-k", left_out, *cell.tests],
             cwd=ROOT,
-            env=rank_environment({"TF_CPP_MIN_LOG_LEVEL": "2"}),
+            env=rank_environment({}),
             check=False,
         )
         summary = summary_of(report.read_text())

@@ -8,7 +8,7 @@ import torch
 
 import aiacc.torch as hvd
 from aiacc.data.arena_file import PREFIX
-from examples import cached_origin, parallel_muon
+from examples import cached_origin, parallel_muon, plan_digits
 from tests.support.jobs import on_ranks
 from tests.support.learning.training import check_same_everywhere
 from tests.support.ranks import run_example
@@ -24,21 +24,23 @@ _LAST_EPOCH = re.compile(r"^epoch 3/3 .* (\d+) samples, (\d+) from memory", re.M
 
 
 AT_NIGHT = pytest.mark.nightly
-LAUNCHERS = [pytest.param("python", 1, marks=AT_NIGHT), ("aiaccrun", 2)]
+ONE, STARTED = (pytest.param(*way, marks=AT_NIGHT) for way in (("python", 1), ("aiaccrun", 2)))
+by_launcher = pytest.mark.parametrize(("launcher", "size"), [ONE, STARTED, ("forked", 2)])
+by_launcher_of_two = pytest.mark.parametrize(("launcher", "size"), [STARTED, ("forked", 2)])
 
 
-@pytest.mark.parametrize(("launcher", "size"), LAUNCHERS)
-def test_second_order_steps_leave_the_plateau_first(launcher, size):
-    ended = run_example(launcher, size, "kfac_digits.py", "--steps", "160")
-    found = {name: (float(loss), int(ranks)) for name, loss, ranks in _LOSSES.findall(ended.stdout)}
+@by_launcher
+def test_second_order_steps_leave_the_plateau_first(run, launcher, size):
+    said, _ = run(launcher, size, "kfac_digits.py", "--steps", "160")
+    found = {name: (float(loss), int(ranks)) for name, loss, ranks in _LOSSES.findall(said)}
     assert found.keys() == {"K-FAC", "Adam"}
     assert {ranks for _, ranks in found.values()} == {size}
     assert found["K-FAC"][0] < PLATEAU - 3
     assert found["K-FAC"][0] < found["Adam"][0] < PLATEAU + 1
     # The report names the owners of the factors that have one.
     summary = f"K-FAC spd by cholesky on {size} rank(s): 160 steps, factors in 80, inverses in 16"
-    assert summary in ended.stdout
-    assert re.search(rf"rank {size - 1} inverts \d+", ended.stdout)
+    assert summary in said
+    assert re.search(rf"rank {size - 1} inverts \d+", said)
 
 
 @AT_NIGHT  # each of its commands has tests of its own; together they take 40 CPU s
@@ -55,10 +57,8 @@ def test_plan_digits_ends_and_learns_the_same_in_all_ways():
 
 
 def test_what_fails_ends_plan_digits():
-    ended = run_example("python", 1, "plan_digits.py", "--ranks", "1", check=False)
-    assert ended.returncode == 1
-    assert "one rank has nobody to measure with" in ended.stderr
-    assert "ended with status 2" in ended.stderr
+    with pytest.raises(SystemExit, match=r"^sh -c 'exit 2' ended with status 2$"):
+        plan_digits.run("Why?", ["sh", "-c", "exit 2"])
 
 
 @on_ranks(2)
@@ -87,39 +87,40 @@ def test_parallel_muon_has_the_same_bits_as_torchs():
     check_same_everywhere(model)
 
 
-def test_parallel_muon_learns_and_says_what_it_decided():
-    ended = run_example("aiaccrun", 2, "parallel_muon.py", "--width", "64")
-    (known,) = re.findall(r"([\d.]+)% of the images .* 100 steps in [\d.]+ s on 2", ended.stdout)
+@by_launcher_of_two
+def test_parallel_muon_learns_and_says_what_it_decided(run, launcher, size):
+    said, errors = run(launcher, size, "parallel_muon.py", "--width", "64")
+    (known,) = re.findall(r"([\d.]+)% of the images .* 100 steps in [\d.]+ s on 2", said)
     assert float(known) > 90
-    assert len(re.findall(r"aiacc: muon\.0: .* 2 ranks|aiacc: muon\.0: every", ended.stderr)) == 1
+    assert len(re.findall(r"aiacc: muon\.0: .* 2 ranks|aiacc: muon\.0: every", errors)) == 1
 
 
-def test_a_recipe_of_several_resolutions_learns():
-    ended = run_example("aiaccrun", 2, "multi_resolution.py")
-    (known,) = re.findall(r"test accuracy ([\d.]+)% after [\d.]+ s on 2 rank\(s\)", ended.stdout)
+@by_launcher_of_two
+def test_a_recipe_of_several_resolutions_learns(run, launcher, size):
+    said, _ = run(launcher, size, "multi_resolution.py")
+    (known,) = re.findall(r"test accuracy ([\d.]+)% after [\d.]+ s on 2 rank\(s\)", said)
     assert float(known) >= 96
-    assert len(re.findall(r"epochs, +\d+ x \d+ +pixels", ended.stdout)) == 4
+    assert len(re.findall(r"epochs, +\d+ x \d+ +pixels", said)) == 4
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("launcher", "size"), LAUNCHERS)
-def test_cached_origin_learns_and_asks_the_store_once(launcher, size):
+@by_launcher
+def test_cached_origin_learns_and_asks_the_store_once(run, launcher, size):
     before = set(Path("/dev/shm").glob(f"{PREFIX}*"))
-    ended = run_example(launcher, size, "cached_origin.py", "--epochs", "3", "--latency-ms", "1")
-    ((accuracy, ranks),) = _ACCURACY.findall(ended.stdout)
+    said, _ = run(launcher, size, "cached_origin.py", "--epochs", "3", "--latency-ms", "1")
+    ((accuracy, ranks),) = _ACCURACY.findall(said)
     assert int(ranks) == size
     assert float(accuracy) > 60
-    ((samples, hits),) = _LAST_EPOCH.findall(ended.stdout)
+    ((samples, hits),) = _LAST_EPOCH.findall(said)
     assert samples == hits
-    assert "from the origin" not in ended.stdout.splitlines()[-2]
+    assert "from the origin" not in said.splitlines()[-2]
     assert set(Path("/dev/shm").glob(f"{PREFIX}*")) <= before
 
 
-def test_cached_origin_learns_without_the_cache():
-    options = ("--uncached", "--epochs", "2", "--latency-ms", "0")
-    ended = run_example("python", 1, "cached_origin.py", *options)
-    assert len(_ACCURACY.findall(ended.stdout)) == 1
-    assert "from memory" not in ended.stdout
+def test_cached_origin_learns_without_the_cache(run):
+    said, _ = run("forked", 1, "cached_origin.py", "--uncached", "--epochs", "2", "--latency-ms", "0")
+    assert len(_ACCURACY.findall(said)) == 1
+    assert "from memory" not in said
 
 
 @pytest.mark.parametrize("arguments", [["--epochs", "0"], ["--latency-ms", "-1"]])

@@ -120,7 +120,7 @@ def test_ranks_run_on_hosts_of_their_own(name, launcher, tmp_path, monkeypatch):
 
 def test_netcheck_finds_the_lanes_that_fill_the_caps(name, tmp_path):
     command = ["aiaccrun", "--netcheck", "node0,node1"]
-    with bed_for(Spec(name, hosts=2, flow_mbit=250, nic_mbit=1000)) as bed:
+    with bed_for(Spec(name, hosts=2, flow_mbit=500, nic_mbit=2000)) as bed:
         assert launch.run(bed, "none", 1, command, timeout_s=120, output_folder=tmp_path) == 0
         heavy = [flow for flow in bed.flows(0) if flow.sent_bytes > program.DATA_BYTES]
     said = (tmp_path / "rank.0" / "stdout").read_text()

@@ -105,7 +105,7 @@ def _compute(bed, launcher, folder, per_host=2, **variables):
         ("explicit", "4"),
         ("explicit", "6"),
         ("explicit", "6,46"),
-        ("torchrun", "46"),
+        pytest.param("torchrun", "46", marks=pytest.mark.nightly),
         ("torchrun", "6"),
         pytest.param("mpirun", "4", marks=pytest.mark.mpi),
     ],
@@ -186,6 +186,7 @@ def test_a_meeting_at_a_link_local_address(name, tmp_path):
     assert "reach rank 1 at fe80::" in said
 
 
+@pytest.mark.nightly
 def test_training_between_hosts_of_ipv6(name, tmp_path):
     command = [sys.executable, str(ROOT / "examples" / "digits.py"), "--max-steps", "6"]
     with bed_for(_spec(name, "6")) as bed:

@@ -25,9 +25,10 @@ _MODULES = {
     "tensorflow": ("numpy", "tensorflow", "aiacc.tensorflow", "pytest"),
     "numpy": ("numpy", "aiacc.array", "pytest"),
 }
-#: Variables that the loader, the interpreter and libraries read while they start.
+#: Variables that the loader, the interpreter and libraries read while they start; threads of
+#: TensorFlow begin later.
 _READ_EARLY = (
-    *("LD_", "PYTHON", "TF_", "KERAS_", "OMP_", "MKL_", "OPENBLAS_", "CUDA_"),
+    *("LD_", "PYTHON", "TF_CPP_", "TF_USE_", "KERAS_", "OMP_", "MKL_", "OPENBLAS_", "CUDA_"),
     "AIACC_TENSORFLOW_OPS",
 )
 _SEEDS = 2
@@ -140,15 +141,16 @@ def fork(
 
 
 def _framework_of(function: Callable[..., Any]) -> str | None:
-    """The one that the module of ``function`` imports; None for two."""
-    modules = {
-        getattr(value, "__name__", "").partition(".")[0]
+    """The one that the module of ``function`` imports, or whose part of aiacc; None for two."""
+    names = {
+        name
         for value in vars(sys.modules[function.__module__]).values()
         if isinstance(value, type(sys))
+        for name in value.__name__.split(".")
     }
-    if "torch" in modules:
-        return None if modules & {"tensorflow", "keras"} else "torch"
-    return "tensorflow" if modules & {"tensorflow", "keras"} else "numpy"
+    if "torch" in names:
+        return None if names & {"tensorflow", "keras"} else "torch"
+    return "tensorflow" if names & {"tensorflow", "keras"} else "numpy"
 
 
 def processes() -> set[str]:

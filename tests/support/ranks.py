@@ -45,6 +45,10 @@ _FOREIGN = (
 _FOREIGN_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}
 
 
+#: Of every rank: one thread, our own modules, and no advertisements of TensorFlow.
+_OF_RANKS = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
 class RankFailedError(AssertionError):
     """A rank raised, died or hung."""
 
@@ -107,7 +111,7 @@ def rank_environment(changes: Mapping[str, str]) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(_FOREIGN) and name not in _FOREIGN_NAMES
     }
-    return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **changes}
+    return {**inherited, **_OF_RANKS, **changes}
 
 
 def free_port() -> int:
@@ -161,7 +165,7 @@ def run_example(
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
     """Run a file of examples/, unchanged, with the aiacc that is installed; see `run_program`."""
-    variables = rank_environment({"TF_CPP_MIN_LOG_LEVEL": "2", **(env or {})})
+    variables = rank_environment(env or {})
     variables.pop("PYTHONPATH")
     command = launch_command(launcher, size, [f"examples/{example}", *options])
     return run_program(command, env=variables, check=check)
@@ -213,7 +217,7 @@ class _Run:
     def start(self, launcher: str, address: str, env: dict[str, str]) -> None:
         program = ["-m", "tests.support.rank_process", address]
         self._selector.register(self._listener, selectors.EVENT_READ)
-        if launcher != "explicit":
+        if launcher not in ("explicit", "python"):
             self._watch(-1, _spawn(launch_command(launcher, self._size, program), env))
             return
         port = free_port()
@@ -223,8 +227,9 @@ class _Run:
                 "AIACC_SIZE": str(self._size),
                 "AIACC_ADDR": f"127.0.0.1:{port}",
             }
-            forked = fork(self._task[0], number, {**place, **env}, address)
-            self._watch(number, forked or _spawn([sys.executable, *program], {**place, **env}))
+            environment = {**(place if launcher == "explicit" else {}), **env}
+            forked = fork(self._task[0], number, environment, address)
+            self._watch(number, forked or _spawn([sys.executable, *program], environment))
 
     def _watch(self, number: int, child: subprocess.Popen[bytes] | ForkedRank) -> None:
         descriptor = os.pidfd_open(child.pid)

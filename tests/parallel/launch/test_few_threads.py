@@ -141,7 +141,7 @@ def test_a_timeline_that_one_rank_cannot_start_leaves_the_job_alone(few_threads,
 def test_threads_that_fail_after_the_reserve_was_there_under_mpirun(few_threads, poor_rank):
     # MPI's own thread is there; then fail those of a call, the job's, and the one that makes sets.
     # The others wait for the limit of time inside MPI.
-    env = {"AIACC_ENGINE": "mpi", "AIACC_CONNECT_TIMEOUT_S": "3"}
+    env = {"AIACC_ENGINE": "mpi", "AIACC_CONNECT_TIMEOUT_S": "1"}
     reserved = _RESERVED + _OF_MPI
     works = [
         _works(few_threads, 3, poor_rank, count, live=False, launcher="mpirun", **env)

@@ -15,10 +15,6 @@ def caches(tmp_path_factory):
     return tmp_path_factory.mktemp("caches")
 
 
-def _environment(caches, **changes):
-    return {"TF_CPP_MIN_LOG_LEVEL": "2", "XDG_CACHE_HOME": str(caches), **changes}
-
-
 def _loaded(name):
     """Files of this process whose names begin so."""
     lines = Path("/proc/self/maps").read_text().splitlines()
@@ -64,7 +60,7 @@ def _collectives():
 
 
 def test_ranks_compile_once_and_run_what_they_compiled(caches, capfd):
-    environment = _environment(caches, AIACC_TENSORFLOW_OPS="build")
+    environment = {"XDG_CACHE_HOME": str(caches), "AIACC_TENSORFLOW_OPS": "build"}
     for expected in (1, 0):
         # Not by "explicit": the ops are chosen when aiacc.tensorflow is imported.
         run_ranks(2, _collectives, env=environment, launcher="aiaccrun")
@@ -88,4 +84,4 @@ def _refused():
 
 
 def test_what_is_refused_is_replaced(caches):
-    run_ranks(2, _refused, env=_environment(caches))
+    run_ranks(2, _refused, env={"XDG_CACHE_HOME": str(caches)})

@@ -9,7 +9,7 @@ import aiacc.tensorflow as hvd
 from examples import keras_digits, tf_custom_loop
 from tests.support.jobs import in_job
 from tests.support.learning.keras_training import ENV
-from tests.support.ranks import run_example, run_ranks
+from tests.support.ranks import run_ranks
 
 #: What rank 0 says in each epoch, the number of epochs, and the accuracy after them.
 EXAMPLES = {
@@ -18,23 +18,19 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.parametrize("example", EXAMPLES)
 @pytest.mark.parametrize(
-    ("launcher", "example"),
-    [
-        ("aiaccrun", "keras_digits.py"),
-        ("mpirun", "tf_custom_loop.py"),
-        pytest.param("aiaccrun", "tf_custom_loop.py", marks=pytest.mark.nightly),
-        pytest.param("mpirun", "keras_digits.py", marks=pytest.mark.nightly),
-    ],
+    "launcher",
+    ["forked", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("aiaccrun", "mpirun"))],
 )
-def test_two_ranks_learn_digits(launcher, example):
-    said, epochs, least = EXAMPLES[example]
+def test_two_ranks_learn_digits(run, launcher, example):
+    epoch, epochs, least = EXAMPLES[example]
     options = ["--verbose", "2"] if example == "keras_digits.py" else []
-    ended = run_example(launcher, 2, example, *options)
-    found = re.findall(r"test accuracy ([\d.]+)% on 2 rank\(s\)", ended.stdout)
+    said, _ = run(launcher, 2, example, *options)
+    found = re.findall(r"test accuracy ([\d.]+)% on 2 rank\(s\)", said)
     assert len(found) == 1
     assert float(found[0]) >= least
-    assert len(re.findall(said, ended.stdout, re.MULTILINE)) == epochs
+    assert len(re.findall(epoch, said, re.MULTILINE)) == epochs
 
 
 @in_job

@@ -13,7 +13,7 @@ from tests.support.learning.keras_training import ENV as ONE_THREAD
 from tests.support.learning.keras_training import RANKS
 from tests.support.ranks import free_port
 
-ENV = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTEROP_THREADS": "4"}
+ENV = {"TF_NUM_INTEROP_THREADS": "4"}
 #: For what hangs without the property that is tested.
 DEADLOCK_S = 60.0
 
@@ -37,6 +37,12 @@ def test_iterations_that_run_at_once_may_have_one_name():
         rank = hvd.rank()
         sums = together(tf.constant(start + rank))
         assert sums.numpy().tolist() == [2 * (i + start) + 1 for i in range(40)]
+
+
+@on_ranks(1, starts=False)
+def test_importing_leaves_tensorflow_to_be_configured():
+    tf.config.threading.set_inter_op_parallelism_threads(3)
+    assert tf.config.threading.get_inter_op_parallelism_threads() == 3
 
 
 @on_ranks(2, env=ENV, starts=False)

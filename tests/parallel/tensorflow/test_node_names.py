@@ -7,7 +7,7 @@ from tests.support.jobs import on_ranks
 
 STEPS = 5
 #: With as many threads as TensorFlow takes by itself.
-on_two_ranks = on_ranks(2, env={"TF_CPP_MIN_LOG_LEVEL": "2"})
+on_two_ranks = on_ranks(2)
 
 
 def _total(value, name=None):

@@ -293,7 +293,7 @@ def test_ranks_that_a_launcher_of_others_started():
     hvd.shutdown()
 
 
-@on_ranks(1, starts=False, launcher="aiaccrun")
+@on_ranks(1, starts=False)
 def test_one_rank_is_a_group_if_a_launcher_says_so():
     dist.init_process_group("aiacc")
     assert dist.get_world_size() == 1
@@ -306,7 +306,7 @@ def test_one_rank_without_launcher_is_no_group():
         dist.init_process_group("aiacc")
 
 
-@on_ranks(2, starts=False, launcher="aiaccrun")
+@on_ranks(2, starts=False)
 def test_arguments_that_contradict_the_launcher():
     with pytest.raises(
         ValueError, match=r"init_process_group\(world_size=3\), but rendezvous says 2"

@@ -25,8 +25,8 @@ LSO = keras.mixed_precision.LossScaleOptimizer
 TELLS = OF_KERAS_2 or tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 10)
 
 RANKS, BATCH, STEPS = 2, 4, 4
-#: TensorFlow without its advertisements, and with one thread for ops, so that none may block it.
-ENV = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTEROP_THREADS": "1"}
+#: One thread of TensorFlow for ops, so that none may block it.
+ENV = {"TF_NUM_INTEROP_THREADS": "1"}
 in_tensorflow = on_ranks(RANKS, env=ENV)
 KERAS_2 = {"tf_keras": {"env": {**ENV, "TF_USE_LEGACY_KERAS": "1"}}}
 in_tf_keras = on_ranks(RANKS, ways=KERAS_2)

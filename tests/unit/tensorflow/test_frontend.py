@@ -1,5 +1,6 @@
 """What `aiacc.tensorflow` decides without other ranks."""
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -16,7 +17,8 @@ from aiacc.tensorflow.compression import (
     to_send,
 )
 from aiacc.tensorflow.gradients import GradientReduction
-from tests.support.programs import run_program, run_python
+from aiacc.tensorflow.keras.choice import keras_3
+from tests.support.programs import run_program
 
 
 @pytest.mark.parametrize("factor", [1.0, 1 / 3, -0.0, 5e-324, float("inf")])
@@ -57,16 +59,10 @@ def test_gradients_without_value_are_in_no_group(groups, expected):
     assert grouped == expected
 
 
-def test_importing_leaves_tensorflow_to_be_configured_and_refuses_another_backend():
-    program = (
-        "import tensorflow as tf, aiacc.tensorflow\n"
-        "tf.config.threading.set_inter_op_parallelism_threads(3)\n"
-        "print('threads', tf.config.threading.get_inter_op_parallelism_threads())"
-    )
-    assert "threads 3" in run_python(program).stdout
-    said = run_python("import aiacc.keras", KERAS_BACKEND="torch").stderr
-    assert "Keras runs on torch (expected tensorflow)" in said
-    assert "use aiacc.torch" in said
+def test_keras_on_another_backend_is_refused(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "torch")
+    with pytest.raises(ImportError, match=r"Keras runs on torch \(expected tens.*use aiacc\.torch"):
+        keras_3()
 
 
 def test_what_is_no_library_is_refused(tmp_path):

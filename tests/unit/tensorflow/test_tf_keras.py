@@ -92,16 +92,7 @@ for base, ours in (
     assert issubclass(ours, base), ours.__mro__
 print(*(name for name in ("keras", "tf_keras") if name in sys.modules))
 """
-
-
-def test_the_keras_of_tensorflow_is_chosen():
-    assert _python(_CHOICE) == ["keras.src.optimizers.sgd", "keras"]
-    found = _python(_CHOICE, TF_USE_LEGACY_KERAS="1", KERAS_BACKEND="torch")
-    assert found == ["tf_keras.src.optimizers.sgd", "tf_keras"]
-
-
-_LEGACY_LAYER = """
-import aiacc.tensorflow.keras as hvd
+_REFUSED = """
 for arguments in ({"renorm": True}, {"virtual_batch_size": 2}, {"axis": [1, 2]}):
     try:
         hvd.SyncBatchNormalization(**arguments)
@@ -110,6 +101,8 @@ for arguments in ({"renorm": True}, {"virtual_batch_size": 2}, {"axis": [1, 2]})
 """
 
 
-def test_what_synchronised_normalisation_cannot_do_is_refused():
-    found = _python(_LEGACY_LAYER, TF_USE_LEGACY_KERAS="1")
-    assert found == ["renorm=True", "virtual_batch_size=2", "axis=[1,"]
+def test_the_keras_of_tensorflow_is_chosen_with_what_it_refuses():
+    assert _python(_CHOICE) == ["keras.src.optimizers.sgd", "keras"]
+    found = _python(_CHOICE + _REFUSED, TF_USE_LEGACY_KERAS="1", KERAS_BACKEND="torch")
+    normalisation_cannot = ["renorm=True", "virtual_batch_size=2", "axis=[1,"]
+    assert found == ["tf_keras.src.optimizers.sgd", "tf_keras", *normalisation_cannot]
