@@ -50,22 +50,27 @@ def test_under_every_launcher(launcher, size, codec):
 
 
 @in_job
-def _said(codec):
+def _said(codec, steps):
     text = torch.arange(10_000) % compressed_text.SYMBOLS
     compressed_text.load_text = lambda: compressed_text.Text(text, text)
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        compressed_text.train(compressed_text.parse(["--steps", "12", "--compression", codec]))
+        compressed_text.train(compressed_text.parse(["--steps", steps, "--compression", codec]))
     return said.getvalue()
 
 
 @pytest.mark.parametrize(
-    ("codec", "share"),
+    ("codec", "share", "steps"),
     # Of codecs tables of less than 16,384 elements, and biases, stay float32: 3 % of all.
     # Of the chooser's choice is only known that it ends.
-    [("bf16", 0.52), ("int8", 0.28), ("mstopk:density=0.01", 0.05), ("auto:bf16+int8", 2.0)],
+    [
+        ("bf16", 0.52, "20"),
+        ("int8", 0.28, "20"),
+        ("mstopk:density=0.01", 0.05, "40"),
+        ("auto:bf16+int8", 2.0, "20"),
+    ],
 )
-def test_codecs_send_less_and_learn(codec, share):
-    said, _ = run_ranks(2, _said, codec, env={"AIACC_ENGINE": "tcp"})
+def test_codecs_send_less_and_learn(codec, share, steps):
+    said, _ = run_ranks(2, _said, codec, steps, env={"AIACC_ENGINE": "tcp"})
     loss, compression, kib = _summary(said, 2)
     assert loss < LEARNED
     assert compression == codec

@@ -118,7 +118,8 @@ def test_cached_origin_learns_and_asks_the_store_once(run, launcher, size):
 
 
 def test_cached_origin_learns_without_the_cache(run):
-    said, _ = run("forked", 1, "cached_origin.py", "--uncached", "--epochs", "2", "--latency-ms", "0")
+    options = ("--uncached", "--epochs", "2", "--latency-ms", "0")
+    said, _ = run("forked", 1, "cached_origin.py", *options)
     assert len(_ACCURACY.findall(said)) == 1
     assert "from memory" not in said
 

@@ -44,9 +44,7 @@ nightly = pytest.mark.nightly
         pytest.param("mpich", 4, TWO_NODES, id="four on two nodes", marks=nightly),
         pytest.param("mpich", 3, TWO_NODES, id="three on unequal nodes", marks=nightly),
         pytest.param("mpich", 2, EVERY_RANK_A_NODE, id="two nodes"),
-        pytest.param(
-            "mpich", 3, FOUR_INTERFACES, id="three nodes, four interfaces", marks=nightly
-        ),
+        pytest.param("mpich", 3, FOUR_INTERFACES, id="three nodes, four interfaces", marks=nightly),
         # Open MPI does not pretend to have several nodes.
         pytest.param("openmpi", 1, ONE_NODE, id="alone, Open MPI", marks=nightly),
         pytest.param("openmpi", 3, ONE_NODE, id="three, Open MPI"),

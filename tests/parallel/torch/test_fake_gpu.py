@@ -236,7 +236,6 @@ def test_large_sums_need_no_buffer(size):
         (test_ops.test_objects, {}),
         (test_ops.test_sparse_tensors, {}),
         (situations.test_every_situation_with, {"schedule": "all_reduce"}),
-        (situations.test_every_situation_with, {"schedule": "views"}),
         (
             test_optimizer.test_compressed_gradients_are_exact_but_for_roundings,
             {"options": {}, "name": "bf16"},
