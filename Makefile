@@ -18,9 +18,10 @@ BIN := $(VENV)/bin
 STAMPS := build/stamps
 PYTEST_ARGS ?=
 CMAKE_FLAGS ?=
-JOBS ?= $(shell nproc)
-# One more than there are cores: some tests only wait for a timeout.
-CTEST_JOBS ?= $(shell expr $(JOBS) + 1)
+# nproc would say what OMP_NUM_THREADS says, which is exported below to what make starts.
+JOBS ?= $(shell env -u OMP_NUM_THREADS nproc)
+# Two more than there are cores: the longest tests only wait for timeouts.
+CTEST_JOBS ?= $(shell expr $(JOBS) + 2)
 
 BUILD_TOOLS := setuptools==80.9.0 pybind11==3.1.0 cmake==3.31.10 ninja==1.13.0 mpich==5.0.2
 

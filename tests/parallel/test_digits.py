@@ -28,7 +28,7 @@ def job_of_one():
     [
         ("aiaccrun", 2),
         ("mpirun", 2),
-        ("torchrun", 2),
+        pytest.param("torchrun", 2, marks=pytest.mark.nightly),
         pytest.param("openmpi", 2, marks=pytest.mark.nightly),
         pytest.param("python", 1, marks=pytest.mark.nightly),
     ],

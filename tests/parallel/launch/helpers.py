@@ -25,7 +25,7 @@ def run_under_mpirun(*command, flavour="mpich", options=("-np", "2"), env=None):
 
 def loaded_mpi(flavour):
     """Its library, as mpi4py loads it."""
-    for path in mpi_library._candidates(flavour):
+    for path in mpi_library.candidates("", flavour):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     raise AssertionError(f"no library of {flavour}")

@@ -59,7 +59,7 @@ NET = Recipe(_net, partial(torch.optim.Adam, lr=0.05), squares(5, 3))
     ("backend", "ways"),
     [
         (BACKEND, [*itertools.product(("eager", "whole", "blocks"), (False, True))]),
-        ("inductor", [("whole", True)]),
+        pytest.param("inductor", [("whole", True)], marks=pytest.mark.nightly),
     ],
 )
 @on_ranks(3)
