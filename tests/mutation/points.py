@@ -132,14 +132,16 @@ def _python(text: str, guarded: dict[int, int]) -> tuple[list[tuple[int, str]], 
     return visitor.found, ast.unparse(ast.fix_missing_locations(tree)) + "\n"
 
 
+#: Where an expression begins: what it is part of binds less than it does.
+_BEGINS = r"(?:(?<=\()|(?<=&& )|(?<=\|\| )|(?<=return )|(?<=[=?:,] ))"
 _OPERAND = r"[\w.]+(?:->\w+|\(\)|\[\w+\])*"
 _CPP = (
     # What is compared, unless it belongs to a template or to something longer.
     (
-        re.compile(rf"(?<=[(\s])({_OPERAND}) (<|<=|>|>=|==|!=) ({_OPERAND})(?=\)| &&| \|\||;| \?)"),
+        re.compile(rf"{_BEGINS}({_OPERAND}) (<|<=|>|>=|==|!=) ({_OPERAND})(?=\)| &&| \|\||;| \?)"),
         "compare",
     ),
-    (re.compile(rf"(?<=[(\s=])({_OPERAND}) ([+\-]) (\d+|{_OPERAND})(?=[);,])"), "add"),
+    (re.compile(rf"{_BEGINS}({_OPERAND}) ([+\-]) (\d+|{_OPERAND})(?=[);,])"), "add"),
     # Declarations are left alone.
     (
         re.compile(r"^(\s+)if \((?!(?:const )?[\w:<>]+[ *&]+\w+ = )([^;]*)\) \{$"),
