@@ -18,11 +18,10 @@ from bench.network.faults.__main__ import one
 from bench.network.faults.plan import choose
 from bench.network.plan import Spec
 from tests.support.beds import bed_name, needed, traces  # noqa: F401
-from tests.support.ranks import ROOT
+from tests.support.programs import LIMIT_S, ROOT
 
 pytestmark = pytest.mark.alone
 
-_TIMEOUT_S = 60.0
 _SERVER = """
 import socket
 server = socket.create_server(("", 5000), backlog=64)
@@ -48,8 +47,8 @@ def _send(bed: Bed, connections: int, each_bytes: int) -> None:
     with subprocess.Popen(server, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"listening\n"
-        subprocess.run(client, check=True, timeout=_TIMEOUT_S)
-        assert process.wait(_TIMEOUT_S) == 0
+        subprocess.run(client, check=True, timeout=LIMIT_S)
+        assert process.wait(LIMIT_S) == 0
 
 
 def test_every_flow_has_a_class_of_its_own_and_one_of_host_0_is_slow(name):
@@ -110,7 +109,7 @@ def test_ranks_run_on_hosts_of_their_own(name, launcher, tmp_path, monkeypatch):
     )
     command = [sys.executable, "-c", body, str(tmp_path)]
     with bed_for(Spec(name, hosts=2)) as bed:
-        code = launch.run(bed, launcher, 2, command, timeout_s=_TIMEOUT_S)
+        code = launch.run(bed, launcher, 2, command, timeout_s=LIMIT_S)
         assert code == 0
         between = sum(flow.sent_bytes for flow in bed.flows(0))
     places = [(tmp_path / str(rank)).read_text() for rank in range(4)]
@@ -121,7 +120,7 @@ def test_ranks_run_on_hosts_of_their_own(name, launcher, tmp_path, monkeypatch):
 def test_netcheck_finds_the_lanes_that_fill_the_caps(name, tmp_path):
     command = ["aiaccrun", "--netcheck", "node0,node1"]
     with bed_for(Spec(name, hosts=2, flow_mbit=500, nic_mbit=2000)) as bed:
-        assert launch.run(bed, "none", 1, command, timeout_s=120, output_folder=tmp_path) == 0
+        assert launch.run(bed, "none", 1, command, timeout_s=LIMIT_S, output_folder=tmp_path) == 0
         heavy = [flow for flow in bed.flows(0) if flow.sent_bytes > program.DATA_BYTES]
     said = (tmp_path / "rank.0" / "stdout").read_text()
     assert said.count("Mbit/s") == 5
@@ -134,7 +133,7 @@ def test_netcheck_finds_the_lanes_that_fill_the_caps(name, tmp_path):
 def test_a_failing_rank_is_the_result(name):
     with bed_for(Spec(name, hosts=2)) as bed:
         command = ["sh", "-c", "test $AIACC_RANK = 1 && exit 7; sleep 60"]
-        assert launch.run(bed, "explicit", 1, command, timeout_s=_TIMEOUT_S) == 7
+        assert launch.run(bed, "explicit", 1, command, timeout_s=LIMIT_S) == 7
         with pytest.raises(BedError, match="has a bridge"):  # which has no path to change
             bed.set_path(loss=1)
 
@@ -168,7 +167,7 @@ def test_the_relay_carries_loses_and_comes_back(name):
         assert before.lost == start.lost
         assert before.carried - start.carried > 2 * 100_000 / bed.spec.mtu
         lonely = bed.enter(0, [sys.executable, "-c", _LONELY])
-        subprocess.run(lonely, check=True, timeout=_TIMEOUT_S)
+        subprocess.run(lonely, check=True, timeout=LIMIT_S)
         after = bed.set_path(delay_ms=1, reorder=0.2)
         assert after.lost - before.lost == after.carried - before.carried > 0
         _send(bed, connections=2, each_bytes=100_000)
@@ -192,7 +191,7 @@ def test_what_is_lost_or_overtaken_arrives_right_in_the_end(name, tmp_path, monk
     command = [sys.executable, "-m", "bench.network.allreduce_worker", "--out", str(tmp_path)]
     command += ["--bytes", str(4 << 20), "--iterations", "2"]
     with bed_for(Spec(name, hosts=2, delay_ms=1, loss=0.005, reorder=0.02)) as bed:
-        assert launch.run(bed, "explicit", 1, command, timeout_s=_TIMEOUT_S) == 0
+        assert launch.run(bed, "explicit", 1, command, timeout_s=LIMIT_S) == 0
         count = bed.set_path()
     # Segments are counted and lost, however many of them travel in one large frame.
     assert count.carried > 2 * 3 * (4 << 20) / bed.spec.mtu
@@ -234,7 +233,7 @@ def test_units_are_larger_between_hosts_that_are_far_from_each_other(
 ):
     with bed_for(Spec(name, hosts=2, delay_ms=delay_ms)) as bed:
         command = [sys.executable, "-c", _UNITS, str(expected)]
-        code = launch.run(bed, "explicit", 1, command, variables=asked, timeout_s=_TIMEOUT_S)
+        code = launch.run(bed, "explicit", 1, command, variables=asked, timeout_s=LIMIT_S)
         assert code == 0
 
 
@@ -252,4 +251,4 @@ def test_units_are_larger_where_only_other_ranks_than_the_first_see_the_distance
             # Rank 0 is connected with ranks 1 and 2 only, both on its own host.
             for start in launch.explicit_starts([0, 0, 0, 1], command, name)
         ]
-        assert [process.wait(_TIMEOUT_S) for process in processes] == [0] * 4
+        assert [process.wait(LIMIT_S) for process in processes] == [0] * 4

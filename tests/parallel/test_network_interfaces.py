@@ -14,11 +14,10 @@ from bench.network import launch
 from bench.network.bed import bed_for
 from bench.network.plan import Spec
 from tests.support.beds import bed_name, needed  # noqa: F401
-from tests.support.ranks import ROOT
+from tests.support.programs import LIMIT_S, ROOT
 
 pytestmark = pytest.mark.alone
 
-_TIMEOUT_S = 90.0
 #: Lanes, the express lane, and the pairs of an all-to-all.
 _BODY = """
 import json, pathlib, socket, sys
@@ -72,7 +71,7 @@ def _launch(bed, launcher, folder, command, per_host, variables):
         per_host,
         command,
         variables={"PYTHONPATH": str(ROOT), "AIACC_LOG_LEVEL": "info", **variables},
-        timeout_s=_TIMEOUT_S,
+        timeout_s=LIMIT_S,
         output_folder=output,
     )
     return code, "".join(path.read_text() for path in sorted(output.rglob("std*")))

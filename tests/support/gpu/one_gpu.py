@@ -51,14 +51,11 @@ def run_ranks(
     function: Callable[..., Any],
     *args: Any,
     env: dict[str, str] | None = None,
-    timeout: float = 90.0,
     **rest: Any,
 ) -> list[Any]:
     """`ranks.run_ranks` with all ranks on GPU 0."""
     changes = {**environment(way), **(env or {})}
-    return ranks.run_ranks(
-        size, with_a_host_of_its_own, way, function, *args, env=changes, timeout=timeout, **rest
-    )
+    return ranks.run_ranks(size, with_a_host_of_its_own, way, function, *args, env=changes, **rest)
 
 
 def with_a_host_of_its_own(way: str, function: Callable[..., Any], *args: Any) -> Any:
