@@ -1,5 +1,6 @@
 """A rank dies, freezes or has no memory: every other one gets the error, and may go on."""
 
+import ctypes
 import multiprocessing
 import os
 import resource
@@ -48,6 +49,14 @@ def _survive(sent):
     with pytest.raises(aiacc.PeerLostError) as later:
         hvd.allreduce(np.ones(3), name="later")
     assert str(later.value) == str(first.value)
+
+
+@on_ranks(2, timeout=PATIENCE_S, env={"AIACC_PEER_TIMEOUT_S": "1"})
+def test_a_rank_that_holds_the_lock_of_python_is_not_taken_for_frozen():
+    hvd.barrier()
+    if hvd.rank() == 0:
+        ctypes.PyDLL(None).usleep(1_500_000)  # this keeps the lock, as computing in C may
+    assert hvd.allreduce(np.ones(3), op=hvd.Sum).tolist() == [2.0] * 3
 
 
 @on_ranks(3, missing=[0], timeout=PATIENCE_S)

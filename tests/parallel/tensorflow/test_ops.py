@@ -134,6 +134,8 @@ def test_errors():
     rank = hvd.rank()
     differs, invalid = tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError
     gather = lambda: hvd.allgather(tf.zeros([1], ["float32", "int32"][rank]), name="t")  # noqa: E731
+    traced = tf.function(lambda: hvd.allreduce(1.0))
+    traced()
     for call, error, text in (
         (lambda: hvd.allreduce(tf.ones([2 + rank]), name="shapes"),
          differs, r"allreduce\.shapes.*\[2\].*\[3\]"),
@@ -145,6 +147,7 @@ def test_errors():
         (lambda: hvd.reducescatter(tf.ones([2]), op=hvd.Max), hvd.HorovodInternalError, "op=Max"),
         (tf.function(lambda: hvd.allreduce(1.0), jit_compile=True),
          NotImplementedError, "jit_compile=False"),
+        (tf.function(lambda: traced(), jit_compile=True), invalid, "Detected unsupported op"),
     ):  # fmt: skip
         with pytest.raises(error, match=text):
             call()

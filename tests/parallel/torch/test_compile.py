@@ -52,13 +52,18 @@ def _net():
     return _Net().double()
 
 
+def _compiled_net():
+    """Compiled before its optimizer is wrapped."""
+    return hvd.compile_blocks(_net(), backend=BACKEND)
+
+
 NET = Recipe(_net, partial(torch.optim.Adam, lr=0.05), squares(5, 3))
 
 
 @pytest.mark.parametrize(
     ("backend", "ways"),
     [
-        (BACKEND, [*itertools.product(("eager", "whole", "blocks"), (False, True))]),
+        (BACKEND, [*itertools.product(("eager", "whole", "blocks", "compiled"), (False, True))]),
         pytest.param("inductor", [("whole", True)], marks=pytest.mark.nightly),
     ],
 )
@@ -68,7 +73,8 @@ def test_same_parameters_as_a_single_process(backend, ways):
     assert not torch.equal(flat(expected), flat(_net()))
     for way, as_views in ways:
         views = {"gradient_as_bucket_view": True, "bucket_bytes": 512} if as_views else {}
-        training = together(NET, **views)
+        make = _compiled_net if way == "compiled" else _net
+        training = together(NET._replace(make_model=make), **views)
         model = run = training.model
         if way == "whole":
             run = torch.compile(model, backend=backend)
