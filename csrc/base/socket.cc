@@ -30,12 +30,6 @@ constexpr int kMostProbes = 127;
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-int milliseconds_until(Clock::time_point deadline) {
-  const auto left =
-      std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  return static_cast<int>(std::clamp<long long>(left, 0, 60'000));
-}
-
 void set_int(int fd, int level, int option, int value) {
   // Best effort: a kernel without the option still works, only slower to notice failures.
   setsockopt(fd, level, option, &value, sizeof value);
@@ -124,11 +118,7 @@ int try_connect(const addrinfo& target, Clock::time_point deadline, int interrup
       return errno;
     }
     pollfd entries[2] = {{socket.fd(), POLLOUT, 0}, {interrupt, POLLIN, 0}};
-    int ready = 0;
-    do {
-      ready = poll(entries, 2, milliseconds_until(deadline));
-    } while (ready < 0 && errno == EINTR);  // a signal is no connection
-    if (ready == 0) {
+    if (poll_until(entries, 2, deadline) == 0) {
       return ETIMEDOUT;
     }
     if (entries[0].revents == 0) {
@@ -159,6 +149,21 @@ bool stays_on_this_host(int fd) {
 }
 
 }  // namespace
+
+int poll_until(pollfd* entries, std::size_t count, Clock::time_point deadline) {
+  constexpr std::chrono::milliseconds kMost{60'000};
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    const auto span = std::clamp(left, std::chrono::milliseconds(0), kMost);
+    const int ready = poll(entries, count, static_cast<int>(span.count()));
+    if (ready > 0 || (ready == 0 && left <= span)) {
+      return ready;
+    }
+    if (ready < 0 && errno != EINTR) {
+      throw system_error(Code::kInternal, "[socket] poll", errno);
+    }
+  }
+}
 
 Socket::Socket(int fd) : fd_(fd) {
   if (fd >= 0) {
@@ -267,7 +272,7 @@ void Socket::send_all(const void* data,
       return;
     }
     pollfd entry{fd_, POLLOUT, 0};
-    if (sent == 0 && poll(&entry, 1, milliseconds_until(deadline)) == 0) {
+    if (sent == 0 && poll_until(&entry, 1, deadline) == 0) {
       throw Error(Code::kTimeout,
                   "[socket] " + peer + " did not take " + std::to_string(bytes) +
                       " bytes in time; is it frozen?");
@@ -337,7 +342,7 @@ Socket connect_to(const std::string& address, Clock::time_point deadline, int in
           last);
     }
     pollfd entry{interrupt, POLLIN, 0};
-    if (poll(&entry, 1, static_cast<int>(pause.count())) > 0) {
+    if (poll_until(&entry, 1, Clock::now() + pause) > 0) {
       throw Error(Code::kShutdown, "[socket] connecting to " + address + " was interrupted");
     }
     pause = std::min(pause * 2, std::chrono::milliseconds(200));

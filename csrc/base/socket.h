@@ -1,5 +1,7 @@
 #pragma once
 
+#include <poll.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +16,10 @@ using Clock = std::chrono::steady_clock;
 inline Clock::duration duration_of(double seconds) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
+
+/// How many of the entries are ready: 0 at `deadline`. A signal is neither. Throws
+/// Error(kInternal).
+int poll_until(pollfd* entries, std::size_t count, Clock::time_point deadline);
 
 /// Owns a connected, non-blocking TCP socket with TCP_NODELAY. Movable, closes on destruction, and
 /// in a child of fork at once.

@@ -48,12 +48,7 @@ class Watch {
     const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                              std::chrono::duration<double>(limit_s));
     pollfd entries[2] = {{interrupt.fd(), POLLIN, 0}, {over_.fd(), POLLIN, 0}};
-    int ready = 0;
-    while (ready <= 0 && Clock::now() < deadline) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-      ready = poll(entries, 2, static_cast<int>(left.count()));
-    }
-    if (ready <= 0) {
+    if (poll_until(entries, 2, deadline) == 0) {
       char limit[32];
       std::snprintf(limit, sizeof limit, "%.3g", limit_s);
       engine.abort({Code::kTimeout,

@@ -4,7 +4,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -258,11 +257,8 @@ void MessageLink::sleep() {
     entries[2].events = static_cast<short>(full_ ? POLLIN | POLLOUT : POLLIN);
     sleeps_long_ = true;  // Who waits from now on says so, see `look_after`.
   }
-  const int ready =
-      poll(entries, 3, waits() ? static_cast<int>(channel_->look_every().count()) : -1);
-  if (ready < 0 && errno != EINTR) {
-    throw system_error(Code::kInternal, "[p2p] poll", errno);
-  }
+  const int ready = poll_until(
+      entries, 3, waits() ? Clock::now() + channel_->look_every() : Clock::time_point::max());
   stop_.check();
   event_.clear();
   if (ready == 0) {

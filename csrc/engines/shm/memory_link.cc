@@ -16,7 +16,7 @@ bool Patience::sleep(std::vector<pollfd> entries, std::chrono::milliseconds nap)
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until_ - Clock::now());
   const auto most = std::clamp(left, std::chrono::milliseconds(0), nap);
   entries.push_back({interrupt_, POLLIN, 0});
-  if (poll(entries.data(), entries.size(), static_cast<int>(most.count())) > 0 &&
+  if (poll_until(entries.data(), entries.size(), Clock::now() + most) > 0 &&
       entries.back().revents != 0) {
     throw Error(Code::kShutdown, "[shm] a rank stopped waiting for the memory of its host");
   }

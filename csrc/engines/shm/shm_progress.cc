@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <ctime>
 #include <new>
 #include <utility>
 
@@ -18,13 +17,26 @@ constexpr std::size_t kCacheLine = 64;
 /// A counter is read this often between two looks at the clock.
 constexpr int kLooks = 16;
 
-/// After so much sleep others may see that this rank waits.
-constexpr timespec kLookEvery{0, 500'000'000};
+/// After so much sleep, whatever signals come meanwhile, others may see that this rank waits.
+constexpr std::chrono::milliseconds kLookEvery{500};
 
 /// False if it slept for kLookEvery.
 bool futex_wait(std::atomic<std::uint32_t>* word, std::uint32_t expected) {
-  return syscall(SYS_futex, word, FUTEX_WAIT, expected, &kLookEvery, nullptr, 0) == 0 ||
-         errno != ETIMEDOUT;
+  const auto until = (std::chrono::steady_clock::now() + kLookEvery).time_since_epoch();
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(until);
+  const timespec monotonic{seconds.count(), std::chrono::nanoseconds(until - seconds).count()};
+  while (syscall(SYS_futex,
+                 word,
+                 FUTEX_WAIT_BITSET,
+                 expected,
+                 &monotonic,
+                 nullptr,
+                 FUTEX_BITSET_MATCH_ANY) != 0) {
+    if (errno != EINTR) {
+      return errno != ETIMEDOUT;
+    }
+  }
+  return true;
 }
 
 void futex_wake(std::atomic<std::uint32_t>* word) {

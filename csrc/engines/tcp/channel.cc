@@ -120,10 +120,7 @@ void wait_until_ready(
   // control plane asks it. A dead link between two ranks may be known to its lanes alone.
   const auto start = Clock::now();
   while (true) {
-    const int ready = poll(entries, 3, static_cast<int>(to.look_every().count()));
-    if (ready < 0 && errno != EINTR) {
-      throw system_error(Code::kInternal, "[tcp] poll", errno);
-    }
+    const int ready = poll_until(entries, 3, Clock::now() + to.look_every());
     cancellation.check();
     WaitMark* const mark = from.mark();
     if (ready != 0 && mark != nullptr) {

@@ -15,6 +15,7 @@
 #include "csrc/base/event.h"
 #include "csrc/base/interfaces.h"
 #include "tests/cpp/support/errors.h"
+#include "tests/cpp/support/interruptions.h"
 
 namespace aiacc {
 namespace {
@@ -215,6 +216,18 @@ TEST(Socket, ShutdownWakesTheOtherEndAndThisOne) {
   one.shutdown();
   EXPECT_TRUE(readable(one.fd(), 10'000));
   EXPECT_TRUE(readable(other.fd(), 10'000));
+}
+
+TEST(PollUntil, TakesNoSignalForAnEvent) {
+  const Interruptions signals;
+  Event event;
+  pollfd entry{event.fd(), POLLIN, 0};
+  const auto deadline = in(50);
+  EXPECT_EQ(poll_until(&entry, 1, deadline), 0);
+  EXPECT_GE(Clock::now(), deadline);
+  EXPECT_EQ(poll_until(&entry, 1, in(-5)), 0);
+  event.set();
+  EXPECT_EQ(poll_until(&entry, 1, Clock::time_point::max()), 1);
 }
 
 TEST(Event, IsReadableFromSetToClear) {

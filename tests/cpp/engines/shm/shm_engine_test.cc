@@ -11,6 +11,7 @@
 
 #include "tests/cpp/engines/engine_worlds.h"
 #include "tests/cpp/support/errors.h"
+#include "tests/cpp/support/interruptions.h"
 
 namespace aiacc {
 namespace {
@@ -27,7 +28,8 @@ TEST(ShmEngineOrderTest, PiecesThatDoNotFitAreAnError) {
   expect_error(status, Code::kInternal, {"disagree"});
 }
 
-/// A rank that is not the first of the job is called by its number in the job.
+/// A rank that is not the first of the job is called by its number in the job, whatever signals
+/// come.
 TEST(ShmWaitTest, NamesTheRankAsInTheJobOnEveryLane) {
   with_engines(shm_ranks(3), [&](int rank, Engine& engine) {
     if (rank == 0) {
@@ -40,6 +42,7 @@ TEST(ShmWaitTest, NamesTheRankAsInTheJobOnEveryLane) {
     std::vector<std::unique_ptr<BlockedCall>> blocked;
     for (int lane = 0; lane <= part->express_lane(); ++lane) {
       blocked.push_back(std::make_unique<BlockedCall>([&, lane] {
+        const Interruptions signals;
         float value = 1;
         part->all_reduce(lane, &value, &value, 1, {DataType::kFloat32, ReduceOp::kSum});
       }));

@@ -14,6 +14,7 @@
 #include "csrc/engines/tcp/link_judge.h"
 #include "csrc/engines/tcp/tcp_engine.h"
 #include "tests/cpp/support/errors.h"
+#include "tests/cpp/support/interruptions.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tcp_world.h"
 
@@ -119,7 +120,7 @@ void cut(const Socket& socket) {
   ASSERT_EQ(setsockopt(socket.fd(), SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), 0);
 }
 
-TEST(TcpLink, IsDeadWhenNothingArrivesThere) {
+TEST(TcpLink, IsDeadWhenNothingArrivesThereWhateverSignalsCome) {
   TcpWorld world(2);
   std::vector<Socket> ends(2);
   run_as_ranks(2, [&](int rank) {
@@ -131,6 +132,7 @@ TEST(TcpLink, IsDeadWhenNothingArrivesThere) {
   Spin spin(std::chrono::nanoseconds(0));
   OpHeader header;
   OpHeader theirs;
+  const Interruptions signals;
   const Status status = status_of([&] {
     exchange(
         channel, Message::sent(header), channel, Message::received(theirs, header), spin, none);
