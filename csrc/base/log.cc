@@ -1,5 +1,6 @@
 #include "csrc/base/log.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <array>
@@ -18,6 +19,11 @@ constexpr std::array<const char*, 6> kNames = {
 
 std::atomic<LogLevel> current_level{LogLevel::kWarning};
 std::atomic<int> current_rank{-1};
+
+/// Who reads standard error may stand still (a terminal, a collector); a rank that waited for it
+/// would be taken for frozen by the others.
+constexpr int kPatienceMs = 100;
+std::atomic<int> lost{0};
 
 std::string clock_text() {
   const auto now = std::chrono::system_clock::now();
@@ -70,8 +76,17 @@ std::string format_log_line(LogLevel level, int rank, const std::string& text) {
 
 LogLine::~LogLine() {
   try {
-    const std::string line =
-        format_log_line(level_, current_rank.load(std::memory_order_relaxed), text_.str());
+    pollfd entry{STDERR_FILENO, POLLOUT, 0};
+    if (poll(&entry, 1, kPatienceMs) == 0) {
+      ++lost;
+      return;
+    }
+    const int before = lost.exchange(0);
+    const std::string missing =
+        before == 0 ? ""
+                    : " (" + std::to_string(before) + " lines before it are lost: nobody read)";
+    const std::string line = format_log_line(
+        level_, current_rank.load(std::memory_order_relaxed), text_.str() + missing);
     [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
   } catch (...) {  // NOLINT(bugprone-empty-catch): a destructor may not throw, and this is the log
   }

@@ -19,7 +19,8 @@ bool log_enabled(LogLevel level) noexcept;
 std::string format_log_line(LogLevel level, int rank, const std::string& text);
 
 /// One line, written by one system call when it is destroyed, so that lines of threads and
-/// processes do not mix. Never throws: a message that cannot be written is lost.
+/// processes do not mix. Never throws: a message that cannot be written soon is lost, and the next
+/// one says so.
 class LogLine {
  public:
   explicit LogLine(LogLevel level) : level_(level) {}

@@ -152,6 +152,7 @@ class Coordinator {
   void throw_lane_failure();
   bool still_moves() noexcept;
   void report_stalls(const Answers& answers);
+  void write_stalls(const std::vector<Stall>& stalls) const;
   void look_after_peers_and_stalls();
   Clock::time_point next_deadline();
   void fail(const Status& status) noexcept;

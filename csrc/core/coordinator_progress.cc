@@ -261,22 +261,31 @@ void Coordinator::report_stalls(const Answers& answers) {
   if (const auto proof = unit_watch_.proof(std::move(dead), Clock::now())) {
     throw Error(Code::kTimeout, *proof);
   }
-  for (const Stall& stall :
-       stalls_.inspect(table_.undispatched(), answers, negotiator_.process_sets(), Clock::now())) {
-    if (stall.missing.empty()) {
-      continue;
+  const std::vector<Stall> stalls =
+      stalls_.inspect(table_.undispatched(), answers, negotiator_.process_sets(), Clock::now());
+  const std::vector<Stall> mine = stalls_to_report(stalls, plane_.rank());
+  if (!mine.empty()) {
+    AIACC_LOG(kWarning) << stall_text(mine);
+    write_stalls(mine);
+  }
+  for (const Stall& stall : stalls) {
+    if (!stall.missing.empty() && stalls_.is_fatal(stall)) {
+      throw Error(Code::kTimeout, stall_text({stall}));
     }
-    AIACC_LOG(kWarning) << stall_text(stall);
-    if (!options_.stall_file.empty()) {
-      std::ofstream file(options_.stall_file, std::ios::app);
-      if (!(file << stall_json(stall) << '\n' << std::flush)) {
-        AIACC_LOG(kWarning) << "[stall] cannot write to AIACC_STALL_FILE=" << options_.stall_file
-                            << "; is the disk full?";
-      }
-    }
-    if (stalls_.is_fatal(stall)) {
-      throw Error(Code::kTimeout, stall_text(stall));
-    }
+  }
+}
+
+void Coordinator::write_stalls(const std::vector<Stall>& stalls) const {
+  if (options_.stall_file.empty()) {
+    return;
+  }
+  std::ofstream file(options_.stall_file, std::ios::app);
+  for (std::size_t i = 0; i < std::min(stalls.size(), kMostStallsShown); ++i) {
+    file << stall_json(stalls[i]) << '\n';
+  }
+  if (!(file << std::flush)) {
+    AIACC_LOG(kWarning) << "[stall] cannot write to AIACC_STALL_FILE=" << options_.stall_file
+                        << "; is the disk full?";
   }
 }
 

@@ -17,6 +17,20 @@ std::string list(const std::vector<int>& ranks) {
   return text;
 }
 
+/// "1, 3 to 998".
+std::string spans(const std::vector<int>& ranks) {
+  std::string text;
+  for (std::size_t first = 0, next = 0; first < ranks.size(); first = next) {
+    for (next = first + 1; next < ranks.size() && ranks[next] == ranks[next - 1] + 1; ++next) {
+    }
+    text += (text.empty() ? "" : ", ") + std::to_string(ranks[first]);
+    if (next - first > 1) {
+      text += (next - first > 2 ? " to " : ", ") + std::to_string(ranks[next - 1]);
+    }
+  }
+  return text;
+}
+
 std::string fixed(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f", value);
@@ -111,19 +125,34 @@ std::vector<Stall> StallInspector::inspect(const Pending& pending,
   return stalls;
 }
 
-std::string stall_text(const Stall& stall) {
-  std::string similar;
-  for (const PendingName& one : stall.similar) {
-    if (one.label != stall.name) {
-      similar += "; rank(s) " + list(one.ranks.ranks()) + " have submitted '" + one.label + "'";
+std::vector<Stall> stalls_to_report(std::vector<Stall> stalls, int rank) {
+  const auto others = [&](const Stall& stall) {
+    return stall.missing.empty() || (!stall.submitted.empty() && stall.submitted.front() != rank);
+  };
+  stalls.erase(std::remove_if(stalls.begin(), stalls.end(), others), stalls.end());
+  return stalls;
+}
+
+std::string stall_text(const std::vector<Stall>& stalls) {
+  std::string text = "[stall] ";
+  const std::size_t shown = std::min(stalls.size(), kMostStallsShown);
+  for (std::size_t i = 0; i < shown; ++i) {
+    const Stall& stall = stalls[i];
+    text += (i == 0 ? "" : "; ") + std::string("tensor '") + stall.name + "' has waited " +
+            fixed(stall.waited_s) + " s for rank(s) " + spans(stall.missing);
+    if (!stall.submitted.empty()) {
+      text += "; rank(s) " + spans(stall.submitted) + " have submitted it";
+    }
+    for (const PendingName& one : stall.similar) {
+      if (one.label != stall.name) {
+        text += "; rank(s) " + spans(one.ranks.ranks()) + " have submitted '" + one.label + "'";
+      }
     }
   }
-  const std::string submitted =
-      stall.submitted.empty() ? "" : "; rank(s) " + list(stall.submitted) + " have submitted it";
-  return "[stall] tensor '" + stall.name + "' has waited " + fixed(stall.waited_s) +
-         " s for rank(s) " + list(stall.missing) + submitted + similar +
-         ". Do all ranks run the same operations? (AIACC_STALL_WARN_S, "
-         "AIACC_STALL_FAIL_S)";
+  if (shown < stalls.size()) {
+    text += "; " + std::to_string(stalls.size() - shown) + " more tensors wait";
+  }
+  return text + ". Do all ranks run the same operations? (AIACC_STALL_WARN_S, AIACC_STALL_FAIL_S)";
 }
 
 std::string stall_json(const Stall& stall) {

@@ -52,8 +52,15 @@ class StallInspector {
   Clock::time_point asked_{};
 };
 
-/// "[stall] tensor 'x' has waited 60.0 s for rank(s) 1, 3; rank(s) 0, 2 have submitted it; ..."
-std::string stall_text(const Stall& stall);
+/// Of a report, which the thread that answers other ranks writes.
+inline constexpr std::size_t kMostStallsShown = 6;
+
+/// Those that rank `rank` reports: of the ranks that wait for a tensor, the first one does.
+std::vector<Stall> stalls_to_report(std::vector<Stall> stalls, int rank);
+
+/// "[stall] tensor 'x' has waited 60.0 s for rank(s) 1, 3; rank(s) 0, 2 have submitted it; ...", of
+/// the first `kMostStallsShown`.
+std::string stall_text(const std::vector<Stall>& stalls);
 /// {"tensor": "x", "waited_s": 60.0, "missing_ranks": [1, 3], "submitted_ranks": [0, 2]}
 std::string stall_json(const Stall& stall);
 

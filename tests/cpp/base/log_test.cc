@@ -1,6 +1,10 @@
 #include "csrc/base/log.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <regex>
+#include <string>
 
 #include <gtest/gtest.h>
 
@@ -36,6 +40,27 @@ TEST_F(Log, WritesFromTheLevelUpAndEvaluatesNothingElse) {
   const std::string text = testing::internal::GetCapturedStderr();
   EXPECT_TRUE(std::regex_match(text, std::regex(R"([^\n]* rank 2 info\] shown 7\n)"))) << text;
   EXPECT_EQ(evaluated, 0);
+}
+
+TEST_F(Log, WaitsForNobodyWhoDoesNotRead) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_NONBLOCK), 0);
+  const std::string page(4096, 'x');
+  while (write(ends[1], page.data(), page.size()) > 0) {
+  }
+  fcntl(ends[1], F_SETFL, 0);  // from now on a write would wait
+  const int before = dup(STDERR_FILENO);
+  dup2(ends[1], STDERR_FILENO);
+  AIACC_LOG(kError) << "lost";
+  std::string there(1 << 20, ' ');
+  ASSERT_GT(read(ends[0], there.data(), there.size()), 0);
+  AIACC_LOG(kError) << "seen";
+  dup2(before, STDERR_FILENO);
+  there.resize(static_cast<std::size_t>(read(ends[0], there.data(), there.size())));
+  EXPECT_NE(there.find("seen (1 lines before it are lost"), std::string::npos) << there;
+  for (const int descriptor : {ends[0], ends[1], before}) {
+    close(descriptor);
+  }
 }
 
 TEST_F(Log, LevelsByName) {

@@ -118,10 +118,34 @@ TEST(StallInspector, NamesWhatOthersMayHaveMeant) {
                                         kSets,
                                         at(20));
   ASSERT_EQ(stalls.size(), 1U);
-  const std::string text = stall_text(stalls[0]);
+  const std::string text = stall_text(stalls);
   EXPECT_NE(text.find("rank(s) 0 have submitted it; rank(s) 1 have submitted 'allgather.x'. Do"),
             std::string::npos)
       << text;
+}
+
+TEST(StallInspector, AJobReportsATensorOnceAndFewTensors) {
+  std::vector<Stall> stalls(1000);
+  for (std::size_t i = 0; i < stalls.size(); ++i) {
+    stalls[i].name = "t" + std::to_string(i);
+    stalls[i].submitted = {static_cast<int>(i % 2), 2};
+    for (int rank = 3; rank < 1000; ++rank) {
+      stalls[i].missing.push_back(rank);
+    }
+  }
+  stalls[4].submitted = {};  // a message
+  stalls[2].missing = {};
+  EXPECT_TRUE(stalls_to_report({stalls[0]}, 2).empty());
+  const auto mine = stalls_to_report(stalls, 1);
+  ASSERT_EQ(mine.size(), 501U);
+  EXPECT_EQ(mine[0].name, "t1");
+  EXPECT_EQ(mine[2].name, "t4");
+  const std::string text = stall_text(mine);
+  EXPECT_NE(text.find("for rank(s) 3 to 999; rank(s) 1, 2 have submitted it; tensor 't3' has"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("; 495 more tensors wait. Do all"), std::string::npos) << text;
+  EXPECT_LT(text.size(), 700U);
 }
 
 TEST(StallInspector, TextAndJson) {
@@ -130,7 +154,7 @@ TEST(StallInspector, TextAndJson) {
   stall.waited_s = 61.04;
   stall.submitted = {0, 2};
   stall.missing = {1, 3};
-  const std::string text = stall_text(stall);
+  const std::string text = stall_text({stall});
   EXPECT_NE(text.find("has waited 61.0 s for rank(s) 1, 3; rank(s) 0, 2 have submitted it"),
             std::string::npos)
       << text;
