@@ -18,6 +18,9 @@ constexpr std::size_t kMostRounds = 16;
 constexpr int kSilentLooks = 2;
 constexpr int kPatientLooks = 26;
 
+/// Of a message that comes, as slow as it may be.
+constexpr std::size_t kBytesPerTimeout = std::size_t{256} << 10;
+
 std::string seconds_text(std::chrono::nanoseconds duration) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3g", std::chrono::duration<double>(duration).count());
@@ -63,7 +66,12 @@ bool ControlConnection::receive_some(std::vector<std::uint8_t>& buffer) {
   }
   heard_ = Clock::now();
   asked_ = {};
-  decoder_.feed(buffer.data(), got, arrived_);
+  if (decoder_.feed(buffer.data(), got, arrived_) || begun_ == Clock::time_point{}) {
+    begun_ = heard_;
+  }
+  if (decoder_.begun() == 0) {
+    begun_ = {};
+  }
   return true;
 }
 
@@ -124,7 +132,9 @@ bool ControlConnection::ping_due(Clock::time_point now,
   const auto look = timeout / kLooksPerTimeout;
   if (absent) {
     asked_ = {};
+    begun_ = begun_ == Clock::time_point{} ? begun_ : now;
   }
+  check_frame(now, timeout);
   if (asked_ == Clock::time_point{}) {
     const bool due = now - heard_ >= kSilentLooks * look;
     asked_ = due ? now : asked_;
@@ -139,6 +149,21 @@ bool ControlConnection::ping_due(Clock::time_point now,
                     " s (AIACC_PEER_TIMEOUT_S): it is frozen or its link is down");
   }
   return false;
+}
+
+/// What comes is no answer while it may all be a part of one frame, so that has a limit as well.
+void ControlConnection::check_frame(Clock::time_point now, std::chrono::nanoseconds timeout) const {
+  if (begun_ == Clock::time_point{}) {
+    return;
+  }
+  const std::size_t bytes = decoder_.announced();
+  if (now - begun_ >= timeout * static_cast<int>(1 + bytes / kBytesPerTimeout)) {
+    throw Error(Code::kPeerLost,
+                "[control] " + name_ + " announced a message of " + std::to_string(bytes) +
+                    " bytes and has sent " + std::to_string(decoder_.begun()) + " of them in " +
+                    seconds_text(now - begun_) +
+                    " s (AIACC_PEER_TIMEOUT_S); the connection cannot be trusted");
+  }
 }
 
 /// Whether bytes that are before the question have arrived there since the last look: the answer

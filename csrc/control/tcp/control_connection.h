@@ -45,7 +45,8 @@ class ControlConnection {
   bool take_round(std::uint32_t round, std::uint8_t stage, Bytes& payload);
 
   /// At a look at time `now`: whether a ping is due. Throws Error(kPeerLost) if the last was not
-  /// answered within `timeout`. `absent`: nobody has looked for long, so that silence says nothing.
+  /// answered within `timeout`, or a frame does not come to its end. `absent`: nobody has looked
+  /// for long, so that silence says nothing.
   bool ping_due(Clock::time_point now, bool absent, std::chrono::nanoseconds timeout);
 
   bool wants_room = false;  ///< whether the poller tells when the connection takes more
@@ -54,6 +55,7 @@ class ControlConnection {
 
  private:
   bool moves_bytes();
+  void check_frame(Clock::time_point now, std::chrono::nanoseconds timeout) const;
 
   const int rank_;
   const std::string name_;
@@ -63,6 +65,7 @@ class ControlConnection {
   RecyclingQueue<Frame> rounds_;   ///< kRound and kJoin frames in order of arrival
   Clock::time_point heard_ = Clock::now();
   Clock::time_point asked_{};        ///< when an unanswered ping was sent, or zero
+  Clock::time_point begun_{};        ///< when the frame began that is not complete, or zero
   Bytes outbox_;                     ///< encoded frames, each to be sent to its end before the next
   std::size_t out_ = 0;              ///< bytes of `outbox_` that the connection has taken
   std::uint64_t taken_ = 0;          ///< the same, of all frames so far

@@ -38,7 +38,7 @@ void encode_frame(const Frame& frame, Bytes& out) {
   }
 }
 
-void FrameDecoder::feed(const std::uint8_t* data,
+bool FrameDecoder::feed(const std::uint8_t* data,
                         std::size_t bytes,
                         RecyclingQueue<Frame>& frames) {
   buffer_.insert(buffer_.end(), data, data + bytes);
@@ -70,6 +70,13 @@ void FrameDecoder::feed(const std::uint8_t* data,
     at += sizeof header + header.bytes;
   }
   buffer_.erase(buffer_.begin(), buffer_.begin() + static_cast<std::ptrdiff_t>(at));
+  return at > 0;
+}
+
+std::size_t FrameDecoder::announced() const {
+  Header header{};
+  std::memcpy(&header, buffer_.data(), std::min(buffer_.size(), sizeof header.bytes));
+  return sizeof header + header.bytes;
 }
 
 Bytes encode_status(const Status& status) {

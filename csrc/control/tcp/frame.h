@@ -38,8 +38,12 @@ class FrameDecoder {
 
   explicit FrameDecoder(std::string peer) : peer_(std::move(peer)) {}
 
-  /// Adds bytes in any cut; complete frames are appended to `frames`.
-  void feed(const std::uint8_t* data, std::size_t bytes, RecyclingQueue<Frame>& frames);
+  /// Adds bytes in any cut; complete frames are appended to `frames`. Whether there were any.
+  bool feed(const std::uint8_t* data, std::size_t bytes, RecyclingQueue<Frame>& frames);
+
+  /// Bytes of a frame that is not complete, and of all of it as far as it is announced.
+  std::size_t begun() const { return buffer_.size(); }
+  std::size_t announced() const;
 
  private:
   std::string peer_;

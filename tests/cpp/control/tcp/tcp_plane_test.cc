@@ -292,6 +292,30 @@ TEST(TcpPlane, ASilentPeerIsAskedBeforeItIsGivenUp) {
       limit_s);
 }
 
+/// Its answers are taken for the rest of it.
+TEST(TcpPlane, AMessageThatIsNeverCompletedIsNotWaitedFor) {
+  with_raw_peer(
+      [](TcpPlane& plane) {
+        Bytes message = {0};
+        expect_error(status_of([&] { plane.all_reduce(message, join); }),
+                     Code::kPeerLost,
+                     {"rank 1 announced a message of 100012 bytes and has sent "});
+      },
+      [](RawPeer& peer) {
+        Bytes begin;
+        encode_frame({FrameType::kRound, 0, 0, Bytes(100'000, 1)}, begin);
+        begin.resize(100);
+        peer.send(begin);
+        status_of([&] {
+          while (true) {
+            peer.receive();
+            peer.send(Frame{FrameType::kPong, 0, 0, {}});
+          }
+        });
+      },
+      0.4);
+}
+
 /// And it does not wait for a frozen peer, which never closes.
 TEST(TcpPlane, AFarewellIsTheLastThingSent) {
   with_raw_peer(
