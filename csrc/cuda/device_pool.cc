@@ -1,6 +1,7 @@
 #include "csrc/cuda/device_pool.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace aiacc {
@@ -50,7 +51,11 @@ std::shared_ptr<DeviceBlock> DevicePool::take(std::size_t bytes, CudaStream stre
   }
   if (block == nullptr) {
     block = std::make_unique<DeviceBlock>();
-    AIACC_CUDA_CHECK(device_->driver(), allocate, &block->address, wanted);
+    CudaResult result = device_->driver().allocate(&block->address, wanted);
+    if (result == kCudaOutOfMemory && release_idle()) {
+      result = device_->driver().allocate(&block->address, wanted);
+    }
+    check_cuda(device_->driver(), result, "allocate");
     block->capacity = wanted;
   }
   for (const Mark& user : block->users) {
@@ -62,6 +67,26 @@ std::shared_ptr<DeviceBlock> DevicePool::take(std::size_t bytes, CudaStream stre
     pool->spare_.emplace_back(used);
   };
   return {block.release(), give_back};
+}
+
+/// Whether there was anything to give back to the GPU.
+bool DevicePool::release_idle() {
+  std::vector<std::unique_ptr<DeviceBlock>> idle;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto first = std::partition(spare_.begin(), spare_.end(), [&](const auto& block) {
+      return !std::all_of(block->users.begin(), block->users.end(), [&](const Mark& user) {
+        return device_->reached(user);
+      });
+    });
+    idle.assign(std::make_move_iterator(first), std::make_move_iterator(spare_.end()));
+    spare_.erase(first, spare_.end());
+    blocks_ -= idle.size();
+  }
+  for (const auto& block : idle) {
+    AIACC_CUDA_LOG(device_->driver(), release, block->address);
+  }
+  return !idle.empty();
 }
 
 }  // namespace aiacc

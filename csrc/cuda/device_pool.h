@@ -20,7 +20,8 @@ struct DeviceBlock {
 /// For results whose size only the ranks together know: their memory cannot come from the
 /// framework.
 ///
-/// Threads: any. Keeps what it has until it ends, which needs all blocks back and all streams idle.
+/// Threads: any. Keeps what it has until the GPU has no memory for another block, or until it ends,
+/// which needs all blocks back and all streams idle.
 class DevicePool : public std::enable_shared_from_this<DevicePool> {
  public:
   static std::shared_ptr<DevicePool> make(std::shared_ptr<Device> device);
@@ -35,6 +36,7 @@ class DevicePool : public std::enable_shared_from_this<DevicePool> {
 
  private:
   explicit DevicePool(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  bool release_idle();
 
   const std::shared_ptr<Device> device_;
   std::mutex mutex_;

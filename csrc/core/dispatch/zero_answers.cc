@@ -1,6 +1,5 @@
 #include "csrc/core/dispatch/zero_answers.h"
 
-#include <cstring>
 #include <utility>
 
 #include "csrc/core/dispatch/planner_input.h"
@@ -12,6 +11,7 @@ Operation* ZeroAnswers::add(const Response& response) {
   const Request& request = *response.zeros;
   auto operation = std::make_unique<Operation>();
   operation->request = request;
+  operation->zeros = !request.on_gpu();
   take_response(*operation, response);
   operation->more.resize(request.more.size());
   for (std::size_t i = 0; i < request.tensors(); ++i) {
@@ -19,11 +19,7 @@ Operation* ZeroAnswers::add(const Response& response) {
     if (request.on_gpu()) {
       continue;  // no memory means zeros there
     }
-    const std::size_t bytes = request.tensor(i).bytes();
-    buffers.output = make_result(buffers, bytes, *operation);
-    if (bytes > 0) {
-      std::memset(buffers.output, 0, bytes);
-    }
+    buffers.output = make_result(buffers, request.tensor(i).bytes(), *operation);
     buffers.input = buffers.output;
   }
   if (is_empty(*operation)) {

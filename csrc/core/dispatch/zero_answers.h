@@ -14,7 +14,9 @@ namespace aiacc {
 /// Threads: any.
 class ZeroAnswers {
  public:
-  /// One that gives zeros and whose result is dropped; null if it is empty.
+  /// One that gives zeros and whose result is dropped; null if it is empty. The caller answers
+  /// other ranks, so it does not touch memory, which takes long: lanes clear what they are about to
+  /// give.
   Operation* add(const Response& response);
   /// It is over.
   void remove(Operation* operation);

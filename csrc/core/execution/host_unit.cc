@@ -284,6 +284,16 @@ void reduce_scatter_unit(const Unit& unit, int lane, PackBuffer& buffer) {
   unit.communicator->engine->reduce_scatter(lane, send, buffers.output, counts, reduction_of(unit));
 }
 
+/// What a rank that has joined gives to all-reduces.
+void clear_zeros(const Unit& unit) {
+  for (std::size_t i = 0; i < unit.pieces.size(); ++i) {
+    const Slice& slice = unit.plan.slices[i];
+    if (unit.pieces[i].operation->zeros && slice.bytes > 0) {
+      std::memset(at(unit.pieces[i].buffers().output, slice.offset), 0, slice.bytes);
+    }
+  }
+}
+
 }  // namespace
 
 void PackBuffer::Free::operator()(std::byte* memory) const {
@@ -317,6 +327,7 @@ Reduction reduction_of(const Unit& unit) {
 }
 
 void execute_unit(const Unit& unit, int lane, PackBuffer& buffer) {
+  clear_zeros(unit);
   if (unit.finite != nullptr) {
     unit.finite->inspect(unit);
   }

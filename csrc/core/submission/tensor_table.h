@@ -47,6 +47,7 @@ struct Operation : TensorBuffers {
   /// What an automatic name begins with, and is counted by; empty: the kind's name.
   std::string series;
   std::vector<TensorBuffers> more;  ///< those of the other tensors of a group
+  bool zeros = false;               ///< a joined rank's: lanes clear the inputs, see ZeroAnswers
   SharedPlacement devices;          ///< Response::devices
   /// Tensors on a GPU: the stream that writes the inputs and may overwrite the outputs until
   /// `submit`.
