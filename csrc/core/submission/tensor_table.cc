@@ -137,8 +137,11 @@ std::string TensorTable::automatic_name(const Operation& operation) {
   const std::string series = changes_sets(request.kind) ? "process_set"
                              : operation.series.empty() ? name_of(request.kind)
                                                         : operation.series;
+  // Messages, whose series are as many as there are tags, are counted together: their names are
+  // this rank's own.
+  const std::string& counted = is_message(request.kind) ? std::string("message") : series;
   return series + ".noname." + std::to_string(generation_) + "." +
-         std::to_string(automatic_[{request.process_set, series}]++);
+         std::to_string(automatic_[{request.process_set, counted}]++);
 }
 
 void TensorTable::next_generation() {

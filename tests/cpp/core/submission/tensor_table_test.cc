@@ -92,7 +92,8 @@ TEST(TensorTable, ANameIsInFlightOncePerProcessSet) {
 }
 
 /// Counted for each kind, process set and generation; changes of process sets share a count, since
-/// a rank that adds a set must not wait for one that removes one.
+/// a rank that adds a set must not wait for one that removes one, and so do messages, whose tags
+/// may be many.
 TEST(TensorTable, NamesThatAreNotGivenAreCounted) {
   TensorTable table;
   const auto name_of = [&](OpKind kind, std::uint32_t process_set, const std::string& name = "") {
@@ -112,6 +113,8 @@ TEST(TensorTable, NamesThatAreNotGivenAreCounted) {
   EXPECT_EQ(name_of(OpKind::kAlltoall, 2), "alltoall.noname.0.1");
   EXPECT_EQ(name_of(OpKind::kAddProcessSet, 0), "process_set.noname.0.0");
   EXPECT_EQ(name_of(OpKind::kRemoveProcessSet, 0), "process_set.noname.0.1");
+  EXPECT_EQ(name_of(OpKind::kSend, 0), "send.noname.0.0");
+  EXPECT_EQ(name_of(OpKind::kReceive, 0), "receive.noname.0.1");
   table.next_generation();
   EXPECT_EQ(name_of(OpKind::kAlltoall, 2), "alltoall.noname.1.0");
   EXPECT_EQ(name_of(OpKind::kJoin, 0), "join");
