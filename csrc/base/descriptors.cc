@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "csrc/base/thread.h"
+
 namespace aiacc {
 namespace {
 
@@ -52,21 +54,21 @@ bool is_exhausted(int error_number) {
 std::string exhaustion_remedy(int error_number) {
   if (error_number == EMFILE) {
     const rlimit limit = descriptor_limit();
-    return "this process has " + std::to_string(count_descriptors(limit.rlim_cur)) +
+    return this_process() + " has " + std::to_string(count_descriptors(limit.rlim_cur)) +
            " files and sockets open (its limit is " + std::to_string(limit.rlim_cur) +
            ", which it may raise to " + std::to_string(limit.rlim_max) +
            "); raise the limit where the rank starts (ulimit -n), use fewer lanes or process sets, "
-           "or "
-           "do without what connects every two ranks: all-to-alls, and compression in blocks "
-           "(int8, "
-           "int4, fp8)";
+           "or do without what connects every two ranks: all-to-alls, and compression in blocks "
+           "(int8, int4, fp8)";
   }
   if (error_number == ENFILE) {
-    return "all processes of this host together have as many files and sockets open as they may; "
-           "raise the limit (sysctl fs.file-max), or run fewer of them";
+    return this_process() +
+           " and the others of its host have as many files and sockets open as they may; raise the "
+           "limit (sysctl fs.file-max), or run fewer of them";
   }
   if (error_number == ENOBUFS || error_number == ENOMEM) {
-    return "this host, or the container, has no memory left for another socket; raise the "
+    return this_process() +
+           ": its host, or the container, has no memory left for another socket; raise the "
            "container's limit of memory or sysctl net.ipv4.tcp_mem, or use fewer lanes";
   }
   return "";
