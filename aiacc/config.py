@@ -9,15 +9,28 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from aiacc.siblings import ancestors
 
 MpiFlavour = Literal["openmpi", "mpich"]
 
 #: Ranks and sizes that a launcher did not tell.
 UNKNOWN = -1
+
+#: Rank and size that each mpirun tells, also among those of a host, and how its ranks meet.
+_WORLD: dict[MpiFlavour, tuple[str, str]] = {
+    "openmpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "mpich": ("PMI_RANK", "PMI_SIZE"),
+}
+_LOCAL: dict[MpiFlavour, tuple[str, str]] = {
+    "openmpi": ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "mpich": ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}
+_WAY: dict[MpiFlavour, str] = {"openmpi": "PMIX_NAMESPACE", "mpich": "PMI_FD"}
 
 #: Numbers from this on mark batch scripts, interactive shells and the like (slurm.h).
 _SPECIAL_STEPS = 0xFFFFFFF0
@@ -37,6 +50,14 @@ class TorchrunEnvironment:
     agent_store: bool
     restart_count: int
     run_id: str
+    #: How many of this process and its ancestors began with these variables: the launcher with the
+    #: smallest number is the nearest. 0: this process has set them itself.
+    distance: int = 0
+
+    @property
+    def told(self) -> str:
+        """Variables and values, for a message."""
+        return f"RANK={self.rank}, WORLD_SIZE={self.size}"
 
 
 @dataclass(frozen=True)
@@ -52,6 +73,14 @@ class MpiEnvironment:
     pmi_fd: int
     #: PMIx name space of the job, "" without PMIx.
     pmix_namespace: str
+    #: As that of torchrun.
+    distance: int = 0
+
+    @property
+    def told(self) -> str:
+        """Variables and values, for a message."""
+        rank, size = _WORLD[self.flavour]
+        return f"{rank}={self.rank}, {size}={self.size}"
 
 
 @dataclass(frozen=True)
@@ -70,6 +99,13 @@ class SlurmEnvironment:
     tasks_per_node: str
     cluster: str
     user: str
+    #: As that of torchrun.
+    distance: int = 0
+
+    @property
+    def told(self) -> str:
+        """Variables and values, for a message."""
+        return f"SLURM_PROCID={self.rank}, SLURM_STEP_NUM_TASKS={self.size}"
 
 
 @dataclass(frozen=True)
@@ -79,21 +115,56 @@ class LauncherEnvironment:
     torchrun: TorchrunEnvironment | None
     mpi: MpiEnvironment | None
     slurm: SlurmEnvironment | None = None
+    #: Of the mpirun of another flavour, which is not nearer than ``mpi``.
+    other_mpi: MpiEnvironment | None = None
 
 
-def launcher_environment(environ: Mapping[str, str] | None = None) -> LauncherEnvironment:
+def launcher_environment(
+    environ: Mapping[str, str] | None = None, lineage: Sequence[Mapping[str, str]] = ()
+) -> LauncherEnvironment:
     """Read the traces of launchers.
 
     Args:
         environ: Variables to read instead of those of this process.
+        lineage: With ``environ``: the variables with which that process began, and its parent, and
+            so on.
 
     Raises:
         ValueError: A variable is not the number it should be; the text names it.
     """
-    variables = os.environ if environ is None else environ
+    if environ is None:
+        return launcher_environment(os.environ, _lineage())
+    mpis = [found for flavour in _WORLD if (found := _mpi(environ, lineage, flavour)) is not None]
+    mpis.sort(key=lambda found: found.distance)
+    mpi, other_mpi = [*mpis, None, None][:2]
     return LauncherEnvironment(
-        torchrun=_torchrun(variables), mpi=_mpi(variables), slurm=_slurm(variables)
+        torchrun=_torchrun(environ, lineage),
+        mpi=mpi,
+        slurm=_slurm(environ, lineage),
+        other_mpi=other_mpi,
     )
+
+
+def _lineage() -> list[dict[str, str]]:
+    """With which variables this process began, its parent, and so on, as far as it may read."""
+    found = []
+    for process in ("self", *ancestors()):
+        try:
+            text = Path(f"/proc/{process}/environ").read_bytes().decode(errors="surrogateescape")
+        except OSError:  # another user's
+            break
+        found.append(dict(entry.partition("=")[::2] for entry in text.split("\0")))
+    return found
+
+
+def _distance(
+    variables: Mapping[str, str], lineage: Sequence[Mapping[str, str]], *names: str
+) -> int:
+    """How many of a line of processes began with the values that these variables have."""
+    for distance, earlier in enumerate(lineage):
+        if any(earlier.get(name) != variables.get(name) for name in names):
+            return distance
+    return len(lineage)
 
 
 def horovod_variables() -> dict[str, str]:
@@ -146,7 +217,9 @@ def chosen_compiler(environ: Mapping[str, str] | None = None) -> list[str]:
     return shlex.split((os.environ if environ is None else environ).get("CXX", ""))
 
 
-def _torchrun(variables: Mapping[str, str]) -> TorchrunEnvironment | None:
+def _torchrun(
+    variables: Mapping[str, str], lineage: Sequence[Mapping[str, str]]
+) -> TorchrunEnvironment | None:
     needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if any(not variables.get(name) for name in needed):
         return None
@@ -162,30 +235,16 @@ def _torchrun(variables: Mapping[str, str]) -> TorchrunEnvironment | None:
         agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
         restart_count=_number(variables, "TORCHELASTIC_RESTART_COUNT", 0),
         run_id=variables.get("TORCHELASTIC_RUN_ID", ""),
+        distance=_distance(variables, lineage, *needed, "TORCHELASTIC_RUN_ID"),
     )
 
 
-def _mpi(variables: Mapping[str, str]) -> MpiEnvironment | None:
-    if variables.get("OMPI_COMM_WORLD_RANK"):
-        return _mpi_from(
-            variables,
-            "openmpi",
-            ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-            ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        )
-    if variables.get("PMI_RANK") and variables.get("PMI_SIZE"):
-        return _mpi_from(
-            variables, "mpich", ("PMI_RANK", "PMI_SIZE"), ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-        )
-    return None
-
-
-def _mpi_from(
-    variables: Mapping[str, str],
-    flavour: MpiFlavour,
-    world: tuple[str, str],
-    local: tuple[str, str],
-) -> MpiEnvironment:
+def _mpi(
+    variables: Mapping[str, str], lineage: Sequence[Mapping[str, str]], flavour: MpiFlavour
+) -> MpiEnvironment | None:
+    world, local = _WORLD[flavour], _LOCAL[flavour]
+    if not all(variables.get(name) for name in world):
+        return None
     rank, size = _number(variables, world[0]), _number(variables, world[1])
     _check_rank(world[0], rank, world[1], size)
     return MpiEnvironment(
@@ -196,10 +255,13 @@ def _mpi_from(
         local_size=_number(variables, local[1], UNKNOWN),
         pmi_fd=_number(variables, "PMI_FD", UNKNOWN),
         pmix_namespace=variables.get("PMIX_NAMESPACE", ""),
+        distance=_distance(variables, lineage, *world, _WAY[flavour]),
     )
 
 
-def _slurm(variables: Mapping[str, str]) -> SlurmEnvironment | None:
+def _slurm(
+    variables: Mapping[str, str], lineage: Sequence[Mapping[str, str]]
+) -> SlurmEnvironment | None:
     # A batch script, or a shell of salloc, has the variables of its job, the number of tasks among
     # them; it is no task of a step, or of one that has a special number.
     if not variables.get("SLURM_PROCID") or not variables.get("SLURM_STEP_ID"):
@@ -221,6 +283,7 @@ def _slurm(variables: Mapping[str, str]) -> SlurmEnvironment | None:
         tasks_per_node=variables.get("SLURM_STEP_TASKS_PER_NODE", ""),
         cluster=variables.get("SLURM_CLUSTER_NAME", ""),
         user=variables.get("SLURM_JOB_USER", ""),
+        distance=_distance(variables, lineage, "SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID"),
     )
 
 

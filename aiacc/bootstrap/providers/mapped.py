@@ -1,4 +1,4 @@
-"""Which libraries a process has loaded, read from its memory map; and who started it."""
+"""Which libraries a process has loaded, read from its memory map."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import contextlib
 import ctypes
 from collections.abc import Iterator
 from pathlib import Path
-
-_ANCESTORS = 16
 
 
 def mapped_libraries(*prefixes: str, process: str = "self") -> Iterator[str]:
@@ -33,17 +31,3 @@ def initialized_mpis() -> Iterator[ctypes.CDLL]:
             flag = ctypes.c_int()
             if library.MPI_Initialized(ctypes.byref(flag)) == 0 and flag.value:
                 yield library
-
-
-def ancestors() -> Iterator[str]:
-    """Process ids of the parent of this process, of its parent and so on."""
-    process = "self"
-    for _ in range(_ANCESTORS):
-        try:
-            # The name in brackets may contain anything; the parent is the second field after it.
-            process = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
-        except OSError:
-            return
-        if process in ("0", "1"):
-            return
-        yield process

@@ -23,12 +23,13 @@ from aiacc import _core
 from aiacc.bootstrap.processes import wait_for_end
 from aiacc.bootstrap.provider import check_payload, rank_list
 from aiacc.bootstrap.providers import pmix_client
-from aiacc.bootstrap.providers.mapped import ancestors, initialized_mpis, mapped_libraries
+from aiacc.bootstrap.providers.mapped import initialized_mpis, mapped_libraries
 from aiacc.bootstrap.providers.pmix_client import Answer, Request, exchange_once, is_initialized
 from aiacc.bootstrap.records import Record
 from aiacc.bootstrap.rivals import process_space
 from aiacc.config import executable_path, set_default
 from aiacc.exceptions import BootstrapError
+from aiacc.siblings import ancestors
 
 #: How much longer than its exchange the client process may take, to start and to find out more.
 _CLIENT_MARGIN_S = 15.0

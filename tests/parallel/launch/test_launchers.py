@@ -24,7 +24,8 @@ from tests.parallel.launch.helpers import (
 )
 from tests.support import fake_srun, footprint
 from tests.support.jobs import on_ranks
-from tests.support.ranks import run_ranks
+from tests.support.programs import run_program
+from tests.support.ranks import launch_command, rank_environment, run_ranks
 
 LAUNCHERS = [
     pytest.param("explicit", "rendezvous", id="explicit"),
@@ -88,6 +89,34 @@ def test_a_missing_rank_is_named_and_a_later_attempt_works(launcher, name, late_
         assert name in text
         assert "rank" in text
     assert "1" in texts[0]
+
+
+PLACE = """
+import aiacc
+aiacc.init()
+print(f"{aiacc.rank()} {aiacc.size()}\\n", end="")
+aiacc.shutdown()
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "left"),
+    [
+        ("srun", "RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=1"),
+        ("srun", "PMI_RANK=0 PMI_SIZE=1"),
+        pytest.param("srun", "PMI_RANK=1 PMI_SIZE=4 PMI_FD=3", marks=pytest.mark.nightly),
+        pytest.param(
+            "mpirun", "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1", marks=pytest.mark.mpi
+        ),
+    ],
+)
+def test_what_other_jobs_have_left_divides_no_job(launcher, left):
+    variables = dict(variable.split("=") for variable in left.split())
+    command = launch_command(launcher, 2, ["-c", PLACE])
+    done = run_program(command, env=rank_environment(variables), check=True)
+    assert sorted(done.stdout.splitlines()) == ["0 2", "1 2"]
+    assert left.split()[0] in done.stderr
+    assert "unset what is left of another job" in done.stderr
 
 
 # Slurm -------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from aiacc.bootstrap import select_provider
 from aiacc.bootstrap.provider import AloneProvider, Backoff, Deadline, Generations, rank_list
 from aiacc.bootstrap.providers import slurm
-from aiacc.bootstrap.selection import launcher_of
+from aiacc.bootstrap.selection import launcher_of, launchers, warning_about_leftovers
 from aiacc.config import UNKNOWN, SlurmEnvironment, launcher_environment
 from aiacc.exceptions import BootstrapError
 
@@ -49,9 +49,9 @@ PMI_WITHOUT_A_WAY = {"PMI_RANK": "1", "PMI_SIZE": "4"}
         (HYDRA | ALONE_TORCHRUN, "mpi"),
         (SLURM | PMI_WITHOUT_A_WAY, "slurm"),
         (PMI_WITHOUT_A_WAY, "mpi"),
-        # A launcher inside a step divides it into jobs of one rank.
-        (SLURM | ALONE_TORCHRUN, "torchrun"),
-        (SLURM | ALONE_HYDRA, "mpi"),
+        # Nothing tells which is nearer, and two jobs of one rank would be noticed by nobody.
+        (SLURM | ALONE_TORCHRUN, "slurm"),
+        (SLURM | ALONE_HYDRA, "slurm"),
         (SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, "slurm"),
     ],
 )
@@ -60,6 +60,51 @@ def test_whose_word_counts(variables, name):
     expected = None if name is None else getattr(environment, name)
     assert launcher_of(environment) is expected
     assert name is None or expected is not None
+
+
+ALONE_OPEN_MPI = given("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 PMIX_NAMESPACE=x")
+AGENT = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "x"}
+FAR = "RANK=0, WORLD_SIZE=1 (torchrun) do not"
+
+
+@pytest.mark.parametrize(
+    ("nearer", "further", "told", "said"),
+    [
+        # What is left of another job, before a launcher.
+        (SLURM, ALONE_TORCHRUN, "SLURM_PROCID=1, SLURM_STEP_NUM_TASKS=4", FAR),
+        (SLURM, ALONE_HYDRA, "SLURM_PROCID=1", "PMI_RANK=0, PMI_SIZE=1 (mpirun) do not"),
+        (SLURM, HYDRA, "SLURM_PROCID=1", "PMI_RANK=1, PMI_SIZE=2 (mpirun) do not"),
+        (SLURM, TORCHRUN, "SLURM_PROCID=1", "RANK=1, WORLD_SIZE=2 (torchrun) do not"),
+        (HYDRA, ALONE_OPEN_MPI, "PMI_RANK=1, PMI_SIZE=2", "OMPI_COMM_WORLD_SIZE=1 (mpirun) do not"),
+        (HYDRA, ALONE_TORCHRUN, "PMI_RANK=1", FAR),
+        (ALONE_OPEN_MPI, HYDRA, "OMPI_COMM_WORLD_RANK=0", "PMI_RANK=1, PMI_SIZE=2 (mpirun) do not"),
+        (AGENT, ALONE_OPEN_MPI | ALONE_HYDRA, "RANK=1, WORLD_SIZE=2", ""),
+        # A launcher inside a step divides it, but into jobs of one rank by mistake, perhaps.
+        (TORCHRUN, SLURM, "RANK=1, WORLD_SIZE=2", ""),
+        (HYDRA, SLURM, "PMI_RANK=1", ""),
+        (ALONE_TORCHRUN, SLURM, "RANK=0, WORLD_SIZE=1", "SLURM_STEP_NUM_TASKS=4 (srun) do not"),
+        # The same is no contradiction.
+        (SLURM, TORCHRUN | {"WORLD_SIZE": "4"}, "SLURM_PROCID=1", ""),
+    ],
+)
+def test_the_nearest_launcher_counts_and_the_others_are_named(nearer, further, told, said):
+    shells = [{**further, "PATH": "/bin"}, further, {}]
+    for lineage in ([nearer | further, *shells], shells):  # by a launcher, or in Python
+        environment = launcher_environment(further | nearer, lineage)
+        assert launcher_of(environment).told.startswith(told)
+        text = warning_about_leftovers(environment)
+        assert said in text
+        assert bool(text) == bool(said)
+    # Where no ancestor can be looked at, none is nearer.
+    distances = [one.distance for one in launchers(launcher_environment(further | nearer))]
+    assert set(distances) == {0}
+
+
+def test_rank_0_says_whose_variables_do_not_count(caplog):
+    choose(SLURM | ALONE_TORCHRUN)
+    assert not caplog.text
+    choose(SLURM | {"SLURM_PROCID": "0", "SLURM_NODEID": "0"} | ALONE_TORCHRUN)
+    assert "unset what is left of another job" in caplog.text
 
 
 @pytest.mark.parametrize(
