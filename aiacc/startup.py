@@ -28,6 +28,7 @@ from aiacc.bootstrap.job_plan import (
 )
 from aiacc.bootstrap.look import settle
 from aiacc.bootstrap.mpi_start import meet_in_mpi
+from aiacc.bootstrap.processes import fill_standard_descriptors, lack_of_addresses
 from aiacc.bootstrap.provider import AloneProvider, command_line
 from aiacc.bootstrap.reach import Presence
 from aiacc.bootstrap.rendezvous import RendezvousProvider
@@ -51,6 +52,7 @@ def start(provider: Provider | None = None) -> JobPlan:
         BootstrapError: The ranks could not find each other, or do not fit together.
         CollectiveError: The ranks could not connect. Nothing is left open.
     """
+    fill_standard_descriptors()
     environment = launcher_environment()
     unknown = warning_about(own_variables(), [name for name, *_ in _core.env_table()])
     chosen = provider is None
@@ -68,6 +70,9 @@ def start(provider: Provider | None = None) -> JobPlan:
             warnings.warn(alone, stacklevel=4)
     if unknown and provider.rank == 0:
         warnings.warn(unknown, stacklevel=4)
+    mpi = environment.mpi
+    if mpi is not None and (mpi.rank, mpi.size) != (provider.rank, provider.size):
+        environment = dataclasses.replace(environment, mpi=None)  # an MPI of another job
     listener: _core.Listener | None = None
     presence = Presence()
     try:
@@ -225,10 +230,12 @@ def _reserve_threads(row: Contribution) -> tuple[_core.ThreadReserve | None, str
     lanes = _most_lanes(_core.config())
     own = 2  # background, express lane
     mpi = 3 if row.engines.get("mpi") == "" else 0  # its own, and ours for progress and a call
+    count = lanes + own + mpi
     try:
-        return _core.ThreadReserve(lanes + own + mpi), ""
+        return _core.ThreadReserve(count), ""
     except CollectiveError as error:
-        return None, str(error)
+        lack = lack_of_addresses(count)  # for which the system has the same number of an error
+        return None, f"{str(error).partition('; ')[0]}; {lack}" if lack else str(error)
 
 
 def _nccl_in_use() -> bool:

@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from aiacc.bootstrap.address import join_address, port_owner
+from aiacc.bootstrap.processes import lack_of_addresses
 from aiacc.bootstrap.provider import Backoff, Deadline, check_payload, new_nonce, rank_list
 from aiacc.bootstrap.records import Record
 from aiacc.bootstrap.untrusted import check_fields, read_object
@@ -96,8 +97,11 @@ class TorchrunProvider:
             thread.start()
         except RuntimeError as error:
             raise BootstrapError(
-                f"[bootstrap] torchrun: rank {self.rank} cannot make a thread ({error}); raise the "
-                "limit of processes (ulimit -u, or pids.max of the container)"
+                f"[bootstrap] torchrun: rank {self.rank} cannot make a thread ({error}); "
+                + (
+                    lack_of_addresses(1)
+                    or "raise the limit of processes (ulimit -u, or pids.max of the container)"
+                )
             ) from error
         try:
             return result.result(timeout_s + _MARGIN_S)

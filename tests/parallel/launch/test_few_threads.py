@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import shutil
 import tempfile
 from pathlib import Path
@@ -111,6 +112,23 @@ def test_threads_that_fail_after_the_reserve_was_there(few_threads, engine, poor
         for count in counts
     ]
     assert works == [False] * (_RESERVED + 1) + [True]
+
+
+def _without_addresses(poor_rank):
+    if _rank_here() == poor_rank:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20), resource.RLIM_INFINITY))
+    with pytest.raises(aiacc.BootstrapError) as raised:
+        hvd.init()
+    return str(raised.value)
+
+
+def test_a_limit_of_addresses_is_told_from_one_of_threads():
+    for text in run_ranks(2, _without_addresses, 1, env={"AIACC_LANES": "4"}):
+        assert "rank 1" in text
+        assert "cannot start a thread (aiacc reserve): " in text
+        assert "MiB left, for the stacks of 6 threads); raise that limit (ulimit -v)" in text
+        assert "ulimit -u" not in text
 
 
 @pytest.mark.parametrize("poor_rank", [0, 1])

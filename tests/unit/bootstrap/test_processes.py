@@ -16,6 +16,7 @@ from aiacc.bootstrap.seat import Seat
 from tests.support.ranks import free_port, rank_environment
 
 PATIENT_S = 30.0
+MIB = 1 << 20
 
 #: Has a child that was told the same, says which, and lives until its input ends.
 WITH_A_WORKER = """
@@ -217,3 +218,18 @@ def test_a_child_of_a_fork_does_not_keep_the_seat(seats):
         assert mine.take(), "the child has a copy of the socket"
         here.send(b"x")
         assert code_of(pid) == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "stack", "text"),
+    [
+        (1000, 100, 8, ""),  # threads are refused for another reason
+        (132, 100, 8, "limited to 132 MiB, of which 100 are in use (expected 33 MiB left"),
+        (100, 120, 8, "limited to 100 MiB"),
+        (600, 100, 512, "lower that of a stack (ulimit -s, 512 MiB)"),
+    ],
+)
+def test_too_little_address_space_for_threads_is_told(limit, used, stack, text):
+    found = processes.describe_lack(4, limit * MIB, used * MIB, stack * MIB)
+    assert text in found
+    assert bool(found) == bool(text)
