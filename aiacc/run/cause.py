@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from aiacc.run.output import is_consequence
@@ -18,7 +19,7 @@ class Ending(NamedTuple):
     how: str
     #: After it was asked to end, because another one had failed.
     asked: bool
-    #: Last line of what it wrote to stderr, that of a traceback if there is one.
+    #: What it wrote to stderr of an error, the last line of a traceback if there is one.
     last_words: str
 
 
@@ -36,6 +37,23 @@ def first_cause(endings: Sequence[Ending]) -> Ending | None:
     told = [ending for ending in failed if ending.asked and ending.last_words]
     reasons = [ending for ending in own + told if not is_consequence(ending.last_words)]
     return next(iter(reasons if own else []), own[0] if own else None)
+
+
+def named_ranks(endings: Iterable[Ending]) -> set[int]:
+    """The ranks whose end is what others failed by, as their errors say.
+
+    Such a rank has told the others before its process ends, and so may end after them.
+    """
+    words = (ending.last_words for ending in endings if ending.code != 0)
+    named = (re.search(r"\brank (\d+)", one) for one in words if is_consequence(one))
+    return {int(match[1]) for match in named if match}
+
+
+def exit_code(endings: Sequence[Ending]) -> int:
+    """The exit code of the job: that of the cause, unless the job has made it."""
+    cause = first_cause(endings)
+    own = [ending.code for ending in endings if ending.code != 0 and not ending.asked]
+    return cause.code if cause is not None and not cause.asked else next(iter(own), 0)
 
 
 def left_before(endings: Sequence[Ending], cause: Ending) -> list[Ending]:

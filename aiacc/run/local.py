@@ -16,7 +16,7 @@ from pathlib import Path
 
 from aiacc.bootstrap.processes import open_pidfd
 from aiacc.bootstrap.provider import rank_list
-from aiacc.run.cause import Ending, first_cause, left_before
+from aiacc.run.cause import Ending, exit_code, first_cause, left_before, named_ranks
 from aiacc.run.streams import Streams
 
 #: Makes the environment of one rank: (rank, address, token) to variables.
@@ -96,6 +96,8 @@ class Job:
         #: When what has not ended yet is ended.
         self._deadline: float | None = None
         self._killed = False
+        #: Only ranks have failed that name others, which get the time to end by themselves.
+        self._waits = False
         self._result: int | None = None
         self._announced: int | None = None
         self._interrupted_by = 0
@@ -136,7 +138,9 @@ class Job:
         """Block until every rank has ended."""
         while any(not rank.ended for rank in self._ranks):
             self._turn(None if self._killed else self._seconds_left())
-            if not self._killed and self._seconds_left() == 0:
+            if self._waits and self._seconds_left() == 0:
+                self._end_all(signal.SIGTERM)
+            elif not self._killed and self._seconds_left() == 0:
                 self._say(f"some ranks ignored the request to end for {self._grace_s:g} s; killed")
                 self._signal_all(signal.SIGKILL)
                 self._killed = True
@@ -177,7 +181,19 @@ class Job:
             name = signal.Signals(self._interrupted_by).name
             self._say(f"{name} received; all {len(self._ranks)} ranks have ended")
             return
-        endings = [
+        endings = self._endings()
+        cause = first_cause(endings)
+        if cause is not None:
+            self._result = exit_code(endings)
+        if cause is not None and (cause.last_words or cause.rank != self._announced):
+            words = f": {cause.last_words}" if cause.last_words else ""
+            left = [ending.rank for ending in left_before(endings, cause)]
+            if left:
+                words += f"; {rank_list(left)} had ended before, with exit code 0"
+            self._say(f"rank {cause.rank} failed first, with {cause.how}{words}")
+
+    def _endings(self) -> list[Ending]:
+        return [
             Ending(
                 rank.rank,
                 rank.code,
@@ -187,13 +203,6 @@ class Job:
             )
             for rank in self._ended
         ]
-        cause = first_cause(endings)
-        if cause is not None and (cause.last_words or cause.rank != self._announced):
-            words = f": {cause.last_words}" if cause.last_words else ""
-            left = [ending.rank for ending in left_before(endings, cause)]
-            if left:
-                words += f"; {rank_list(left)} had ended before, with exit code 0"
-            self._say(f"rank {cause.rank} failed first, with {cause.how}{words}")
 
     def _seconds_left(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
@@ -202,23 +211,26 @@ class Job:
         for rank in ended:
             self._selector.unregister(rank.descriptor)
             rank.look()
-            self._ended.append(rank)
-        # The first to fail is the cause; a rank that a signal killed did not fail because of
-        # another one.
-        failed = sorted(
-            (rank for rank in ended if rank.code != 0),
-            key=lambda rank: (rank.killed_by == 0, rank.rank),
-        )
+        # A rank that a signal killed did not fail because of another one.
+        ended.sort(key=lambda rank: (rank.killed_by == 0, rank.rank))
+        self._ended += ended
+        failed = [rank for rank in ended if rank.code != 0]
         if failed and self._result is None:
             first = failed[0]
             self._result = first.code
             self._announced = first.rank
+            named = self._named()
             others = sum(not rank.ended for rank in self._ranks)
+            next_step = f"; ending the other {others}" if others else ""
+            if named:
+                next_step = f", for it lost {rank_list(named)}; waiting for the end of that"
             self._streams.end_line()
             self._say(
                 f"rank {first.rank} (pid {first.process.pid}) ended with {first.how_it_ended()}"
-                + (f"; ending the other {others}" if others else "")
+                + next_step
             )
+            self._waits, self._deadline = True, time.monotonic() + self._grace_s
+        if self._waits and ended and not self._named():
             self._end_all(signal.SIGTERM)
 
     def _on_failures(self, failures: Mapping[str, OSError]) -> None:
@@ -251,10 +263,16 @@ class Job:
         self._interrupted_by = number
         self._streams.drop_interrupts()
 
+    def _named(self) -> set[int]:
+        """Ranks whose end is the cause by what others have said, and that have not ended yet."""
+        running = {rank.rank for rank in self._ranks if not rank.ended}
+        return named_ranks(self._endings()) & running
+
     def _end_all(self, number: int) -> None:
         self._signal_all(number)
-        if self._deadline is None:
+        if self._deadline is None or self._waits:
             self._deadline = time.monotonic() + self._grace_s
+        self._waits = False
 
     def _signal_all(self, number: int) -> None:
         for rank in self._ranks:
@@ -280,8 +298,10 @@ def run_local(
     """Run ``command`` as ``ranks`` ranks on this machine.
 
     The first rank that fails decides the result; the others are asked to end by SIGTERM and killed
-    after ``grace_s`` seconds. SIGINT, SIGTERM and SIGHUP go on to the ranks, a second SIGINT kills
-    them. Whatever the ranks started in their sessions is killed at the end.
+    after ``grace_s`` seconds. If its error only says that it has lost another one, that one has as
+    long to end by itself before. SIGINT, SIGTERM and SIGHUP go on to the ranks unless this process
+    ignores them, a second SIGINT kills them. Whatever the ranks started in their sessions is killed
+    at the end.
 
     With an ``output_folder`` rank N writes to the files ``rank.N/stdout`` and ``stderr`` in it.
 
@@ -340,7 +360,10 @@ def forwarded_signals() -> Iterator[socket.socket]:
     reader.setblocking(False)
     writer.setblocking(False)
     old_wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    old = {number: signal.signal(number, lambda *_: None) for number in _FORWARDED}
+    # What is ignored stays so, here and in the ranks: nohup, and a shell in a script for what it
+    # starts by "&", mean the whole job.
+    heard = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    old = {number: signal.signal(number, lambda *_: None) for number in heard}
     try:
         yield reader
     finally:
@@ -352,11 +375,7 @@ def forwarded_signals() -> Iterator[socket.socket]:
 
 
 def _die_with_parent() -> None:
-    """In the child: have the kernel kill it if aiaccrun itself is killed.
-
-    A shell lets its background jobs ignore SIGINT. What aiaccrun passes on shall have an effect.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """In the child: have the kernel kill it if aiaccrun itself is killed."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 

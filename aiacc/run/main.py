@@ -12,6 +12,7 @@ from pathlib import Path
 
 import aiacc
 from aiacc import _core, mpi_library
+from aiacc.bootstrap.processes import fill_standard_descriptors
 from aiacc.config import child_environment
 from aiacc.run import merge_timelines, netcheck
 from aiacc.run.command import (
@@ -33,6 +34,7 @@ from aiacc.run.programs import choose_mpi_launcher, mpi_launchers, resolve_comma
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `aiaccrun`; returns its exit code."""
+    fill_standard_descriptors()
     options = parser().parse_args(arguments)
     if options.version:
         print(aiacc.__version__)
@@ -192,4 +194,5 @@ def _assignments(variables: Mapping[str, str]) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"aiaccrun: {text}", file=sys.stderr, flush=True)
+    if sys.stderr is not None:  # closed; `print` would take stdout
+        print(f"aiaccrun: {text}", file=sys.stderr, flush=True)

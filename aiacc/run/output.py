@@ -8,8 +8,20 @@ from aiacc.run.sink import Screen, Sink
 
 #: What has no end of line is passed on when it is longer than this.
 _LONGEST = 1 << 20
-#: The last line of a traceback: a name, perhaps a text.
-_EXCEPTION = re.compile(rb"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warning)(: .*)?$")
+#: What torchrun's and other loggers put before the lines of a traceback.
+_RANK = re.compile(rb"\[rank\d+\]: ?")
+_TRACEBACK = b"Traceback (most recent call last)"
+#: The last line of a traceback, also of one that Python prints without its first.
+_EXCEPTION = re.compile(rb"[A-Za-z_][\w.]*(Error|Exception|Interrupt)(: .*)?$")
+#: How others tell an error: "train.py: error: no such option". Not "round-off errors", nor numbers
+#: that a training prints, "test error: 0.25".
+_COMPLAINT = re.compile(
+    rb"([^\s:]+: )?(\w+ ){0,2}(error|fatal):(?!\s*([-+.\d]|nan|inf))"
+    rb"|[^\s:]+: .*\[Errno \d+\]|terminate called after throwing",
+    re.IGNORECASE,
+)
+#: The text of an error that another rank is the cause of, in the words of any class of errors.
+_LOST = re.compile(rb"\[\w+\] (rank \d+('s script has ended| has shut down)|lost )")
 #: What Python prints between the tracebacks of a chain.
 _LINKS = (b"During handling of the above", b"The above exception was the direct")
 
@@ -28,12 +40,13 @@ class Output:
         self._rest = bytearray()
         self._traceback: list[bytes] | None = None
         self._drops_interrupts = False
-        self._last = self._error = b""
+        self._in_traceback = self._is_ignored = self._is_linked = False
+        self._error = self._complaint = b""
 
     @property
     def last_words(self) -> str:
-        """The last line of the last traceback that ended at the left margin, else the last line."""
-        return (self._error or self._last).decode(errors="replace")
+        """The end of the last traceback, else the last line that tells an error, else ""."""
+        return (self._error or self._complaint).decode(errors="replace")
 
     def drop_interrupts(self) -> None:
         """From now on, leave out tracebacks that an interrupt is the end of."""
@@ -84,14 +97,11 @@ class Output:
     def _noted(self, line: bytes) -> list[bytes]:
         """The lines to print now that this one has come."""
         text = line.rstrip()
-        if text:
-            self._last = text
-        if _EXCEPTION.match(text):
-            self._error = text
+        self._note_error(_RANK.sub(b"", text, count=1))
         if not self._drops_interrupts:
             return [line]
         if self._traceback is None:
-            if not text.startswith(b"Traceback (most recent call last)"):
+            if not text.startswith(_TRACEBACK):
                 return [line] if text else []
             self._traceback = []
         self._traceback.append(line)
@@ -101,11 +111,31 @@ class Output:
         held, self._traceback = self._traceback, None
         return [] if is_consequence(text.decode(errors="replace")) else held
 
+    def _note_error(self, text: bytes) -> None:
+        if text.startswith(b"Exception ignored in"):  # a traceback follows that ends nothing
+            self._is_ignored = True
+        elif text.startswith(_TRACEBACK):
+            self._in_traceback = True
+        elif _EXCEPTION.match(text) or (self._in_traceback and text and text[:1] not in b" \t"):
+            self._in_traceback = False
+            # What a script raises because it has lost a rank is a consequence, too.
+            follows = self._is_linked and is_consequence(self._error.decode(errors="replace"))
+            if not (self._is_ignored or follows):
+                self._error = text
+            self._is_ignored = self._is_linked = False
+        elif text.startswith(_LINKS):
+            self._is_linked = True
+        elif self._error and _LOST.match(text):  # TensorFlow has a line before
+            self._error += b" " + text
+        elif _COMPLAINT.match(text):
+            self._complaint = text
+
 
 def is_consequence(last_words: str) -> bool:
     """Whether a rank that ended with this line did so because of a signal or of another rank."""
     name = last_words.partition(":")[0].rpartition(".")[2]
-    return name in ("KeyboardInterrupt", "ShutdownError", "PeerLostError")
+    told = name in ("KeyboardInterrupt", "ShutdownError", "PeerLostError")
+    return told or _LOST.search(last_words.encode()) is not None
 
 
 def tag_of(rank: int, stream: str) -> str:

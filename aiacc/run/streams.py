@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import selectors
-import sys
 import termios
 from pathlib import Path
 
@@ -115,9 +114,12 @@ class Streams:
         self._sinks["stderr"].write(f"aiaccrun: {text}\n".encode())
 
     def last_words(self, rank: int) -> str:
-        """The last line that ``rank`` wrote to stderr, that of a traceback if there is one."""
+        """What ``rank``, which has ended, has written to stderr of an error; see `Output`."""
         if self._folder is None:
-            return self._outputs[rank, "stderr"].last_words
+            output = self._outputs[rank, "stderr"]
+            for source in [own for own, (each, _) in self._sources.items() if each is output]:
+                self._take(source)
+            return output.last_words
         whole = Output(_Nowhere())
         with (self._folder / f"rank.{rank}" / "stderr").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
@@ -148,11 +150,14 @@ class Streams:
     def take_rest(self) -> None:
         """Take what is left to print. Call it when the ranks have ended."""
         for source in list(self._sources):
-            for _ in range(_LAST_PIECES):  # somebody outside the session may print for ever
-                if not self._pass_on(source):
-                    break
+            self._take(source)
             if source in self._sources:
                 self._close(source)
+
+    def _take(self, source: int) -> None:
+        for _ in range(_LAST_PIECES):  # somebody outside the session may print for ever
+            if not self._pass_on(source):
+                break
 
     def waiting(self) -> int:
         """Bytes that nobody has read yet."""
@@ -180,11 +185,11 @@ def _sinks(selector: selectors.BaseSelector) -> dict[str, Plain]:
     """Where lines go; one sink if both streams go to the same place, as after `2>&1`."""
     sinks: dict[str, Plain] = {}
     places: dict[tuple[int, int], Plain] = {}
-    for name, stream in zip(_NAMES, (sys.stdout, sys.stderr), strict=True):
-        status = os.fstat(stream.fileno())
+    for descriptor, name in enumerate(_NAMES, 1):
+        status = os.fstat(descriptor)
         file = status.st_dev, status.st_ino
         if file not in places:
-            places[file] = (Screen if stream.isatty() else Plain)(stream.fileno(), selector)
+            places[file] = (Screen if os.isatty(descriptor) else Plain)(descriptor, selector)
         sinks[name] = places[file]
     return sinks
 

@@ -3,20 +3,24 @@
 import fcntl
 import io
 import os
+import re
 import select
+import shlex
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import termios
 from contextlib import ExitStack, suppress
+from functools import partial
 
 import pytest
 
-from aiacc.run.cause import Ending, first_cause, left_before
+from aiacc.run.cause import Ending, exit_code, first_cause, left_before, named_ranks
 from aiacc.run.command import Launch, local_environment
 from aiacc.run.local import free_port, run_local
-from aiacc.run.output import Output
+from aiacc.run.output import Output, is_consequence
 from tests.support.programs import run_program
 from tests.unit.run.jobs import aiaccrun, line_of, wait_until_gone
 
@@ -106,6 +110,34 @@ def test_signals_go_on_to_the_ranks(number, code):
         os.close(rank)
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_signals_that_the_launcher_is_to_ignore_are_ignored_by_the_job(number):
+    # nohup's, for one; a read of stdin, which ends with the pipe, is where rank 0 waits.
+    program = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read(); print('lived')"
+    ignores = partial(signal.signal, number, signal.SIG_IGN)
+    with aiaccrun(1, program, stdin=subprocess.PIPE, preexec_fn=ignores) as job:
+        rank = int(job.stdout.readline())
+        os.kill(rank, number)
+        job.send_signal(number)
+        out, err = job.communicate()
+    assert (job.returncode, out, err) == (0, b"lived\n", b"")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_job_runs_where_descriptors_are_closed(closed, tmp_path):
+    program = (
+        "import os, sys, aiacc, aiacc.array as hvd\n"
+        "aiacc.init(); hvd.barrier()\n"
+        "print('out', flush=True); print('err', file=sys.stderr)\n"
+        "open(os.environ['HERE'] + f'/{aiacc.rank()}', 'w').close()"
+    )
+    line = f"exec {shlex.join(line_of(2, program))} {closed}"
+    done = run_program(["bash", "-c", line], env={**os.environ, "HERE": str(tmp_path)}, check=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+    assert done.stdout == ("" if " >&-" in f" {closed}" else "out\nout\n")
+    assert done.stderr == ("" if "2>&-" in closed else "err\nerr\n")
+
+
 def test_ranks_die_with_a_killed_launcher():
     with aiaccrun(2, PRINT_PID) as job:
         pids = [int(job.stdout.readline()) for _ in range(2)]
@@ -168,6 +200,47 @@ def test_the_first_cause_is_the_last_line():
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last == "aiaccrun: rank 1 failed first, with exit code 1: ValueError: boom"
+
+
+LEAVES = """
+import os, sys, numpy as np, aiacc, aiacc.array as hvd
+aiacc.init()
+if aiacc.rank() == 1: {end}
+while True: hvd.allreduce(np.ones(3), name="x")
+"""
+OFTEN = [3, pytest.param(50, marks=pytest.mark.nightly)]
+
+
+@pytest.mark.parametrize("times", OFTEN)
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("sys.exit(0)", 1, "rank 0 .*ShutdownError: .*; rank 1 had ended before, with exit code 0"),
+        ("sys.exit(3)", 3, "rank 1 .*with exit code 3"),
+        ("os.kill(os.getpid(), 9)", 137, "rank 1 .*with signal SIGKILL"),
+    ],
+)
+def test_the_rank_that_the_others_name_decides(end, code, said, times):
+    """Whoever's process ends first: a rank tells the others of its end before."""
+    for _ in range(times):
+        done = run_program(line_of(2, LEAVES.format(end=end)))
+        assert done.returncode == code, done.stderr
+        assert re.match(said, done.stderr.rpartition("aiaccrun: ")[2]), done.stderr
+
+
+NAMES_1 = "ShutdownError: [core] rank 1's script has ended; call"
+
+
+def test_a_rank_that_is_named_and_does_not_end_is_asked_to(capfd):
+    program = (
+        f"import os, sys\nif os.environ['AIACC_RANK'] == '0': sys.exit({NAMES_1!r})\n{FOREVER}"
+    )
+    assert run(2, program, grace_s=0.1) == 1
+    said = capfd.readouterr().err.splitlines()
+    assert said[1].endswith(
+        "ended with exit code 1, for it lost rank 1; waiting for the end of that"
+    )
+    assert said[2] == f"aiaccrun: rank 0 failed first, with exit code 1: {NAMES_1}"
 
 
 def test_files_have_the_cause_too(tmp_path, capfd):
@@ -250,6 +323,72 @@ _LOST = "aiacc.exceptions.PeerLostError: lost rank 1"
 def test_which_rank_is_the_cause(ended, rank):
     found = first_cause(endings(*ended))
     assert (found.rank if found else None) == rank
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"),
+    [
+        ([(0, False, "")], 0),
+        ([(1, False, _LEFT), (3, False, "")], 3),
+        ([(1, False, _LEFT), (0, False, "")], 1),
+        ([(1, False, _LOST), (128 + signal.SIGKILL, False, "")], 137),
+        ([(2, False, "OSError: a"), (1, True, "OSError: b")], 2),
+        # What this job did to a rank is no exit code of it.
+        ([(1, False, _LEFT), (128 + signal.SIGTERM, True, "ValueError: boom")], 1),
+    ],
+)
+def test_the_exit_code_is_that_of_the_cause(ended, code):
+    assert exit_code(endings(*ended)) == code
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "ranks"),
+    [
+        (1, "aiacc.exceptions.PeerLostError: [tcp] lost rank 12 on lane 1: it closed", {12}),
+        (1, _LEFT, {1}),
+        (1, f"tensorflow.errors_impl.AbortedError: Graph: {NAMES_1.partition(': ')[2]}", {1}),
+        (0, _LEFT, set()),
+        (1, "ValueError: rank 3 has no data", set()),
+        (1, "KeyboardInterrupt", set()),
+    ],
+)
+def test_which_ranks_an_error_names(code, words, ranks):
+    assert named_ranks(endings((code, False, words))) == ranks
+
+
+_FRAMES = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n'
+
+
+@pytest.mark.parametrize(
+    ("stderr", "words"),
+    [
+        ("2024-11-29 I port.cc:153] oneDNN ... round-off errors from different orders\n", ""),
+        ("E external/xla/cuda_platform.cc:51] failed call: CUDA error: UNKNOWN ERROR (303)\n", ""),
+        ("a.py:3: UserWarning: the error: is small\nEpoch 3\ntest error: 0.25\nerror: nan\n", ""),
+        (f"{_FRAMES}app.OutOfBudget: no more\nbye\n", "app.OutOfBudget: no more"),
+        (f"{_FRAMES}KeyError: 'x'\nexamples: 3\n", "KeyError: 'x'"),
+        ('  File "a.py", line 1\n    1 1\n    ^\nSyntaxError: bad\n', "SyntaxError: bad"),
+        ("[rank0]: " + f"{_FRAMES}OSError: x\n".replace("\n", "\n[rank0]: "), "OSError: x"),
+        ("usage: a.py [-h]\na.py: error: no --x\n", "a.py: error: no --x"),
+        ("ERROR:root:no data\nbye\n", "ERROR:root:no data"),
+        ("Fatal Python error: Aborted\n\nThread\n", "Fatal Python error: Aborted"),
+        ("python: can't open '/a': [Errno 2] None\n", "python: can't open '/a': [Errno 2] None"),
+        # A finaliser's error ends nothing.
+        (f"{_FRAMES}OSError: x\nException ignored in: <f>\n{_FRAMES}TypeError: y\n", "OSError: x"),
+        # What is raised for the loss of a rank is its consequence.
+        (
+            f"{_FRAMES}{NAMES_1}\n\nDuring handling of the above exception, another exception "
+            f"occurred:\n\n{_FRAMES}RuntimeError: step 3\n",
+            NAMES_1,
+        ),
+        (f"{_FRAMES}AError: Graph:\n\n[core] lost rank 1\n", "AError: Graph: [core] lost rank 1"),
+    ],
+)  # fmt: skip
+def test_only_lines_that_tell_an_error_are_the_cause(stderr, words):
+    output = Output(io.BytesIO())
+    output.write(stderr.encode())
+    assert output.last_words == words
+    assert is_consequence(words) == ("rank 1" in words)
 
 
 @pytest.mark.parametrize(
