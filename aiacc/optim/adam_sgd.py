@@ -30,6 +30,9 @@ class AdamSGD(torch.optim.Optimizer):
     #: See `aiacc.torch.decoupled.classes`.
     is_elementwise = True
 
+    #: What `follow` was given.
+    _share: Callable[[int], float] | None = None
+
     def __init__(
         self,
         params: Any,
@@ -72,6 +75,10 @@ class AdamSGD(torch.optim.Optimizer):
             raise ValueError(f"sgd_lr={sgd_lr}, share={share} (expected >= 0, and 0 to 1)")
         super().__init__(params, defaults)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of copies and pickles, which follow the same share."""
+        return {**super().__getstate__(), "_share": self._share}
+
     def follow(self, share: Callable[[int], float]) -> None:
         """Let the share of SGD in all groups be ``share(n)`` in the n-th step, from 0 on.
 
@@ -83,7 +90,7 @@ class AdamSGD(torch.optim.Optimizer):
         """
         if not callable(share):
             raise TypeError(f"share={share!r} (expected a function of the step, see interpolation)")
-        self.register_step_pre_hook(lambda optimizer, *_: _set_share(optimizer, share))
+        self._share = share
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As of `torch.optim.Optimizer`; options that another optimizer has not saved stay."""
@@ -92,6 +99,8 @@ class AdamSGD(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have gradients; see `LARS.step`."""
+        if self._share is not None:
+            _set_share(self, self._share)
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -52,8 +52,8 @@ class LAMB(TrustRatioOptimizer):
             eps: Added to the denominator.
             weight_decay: Multiple of the parameters that is added to the update.
             bias_correction: As in Adam.
-            max_grad_norm: Gradients of all parameters together are clipped to this norm. They are
-                not changed; clip yourself to see the norm.
+            max_grad_norm: Gradients are scaled down as if those of all parameters together had at
+                most this norm. They are not changed; clip yourself to see the norm.
             trust_clamp: Least and largest ratio.
             exclude: See `LARS`.
             maximize: Ascend.
@@ -94,12 +94,15 @@ class LAMB(TrustRatioOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        given = [trust.gradients_of(group, "LAMB") for group in self.param_groups]
-        most = self.defaults["max_grad_norm"]
-        clip = None
-        if most is not None and any(grads for _, grads in given):
-            clip = _clipping([grad for _, grads in given for grad in grads], most)
-        for group, (every, grads_of_all) in zip(self.param_groups, given, strict=True):
+        groups = trust.parts(self.param_groups)
+        given = [trust.gradients_of(group, "LAMB") for group in groups]
+        norm = None
+        if any(group["max_grad_norm"] is not None for group in groups):
+            norm = _norm([grad for _, grads in given for grad in grads])
+        for group, (every, grads_of_all) in zip(groups, given, strict=True):
+            most, clip = group["max_grad_norm"], None
+            if most is not None and norm is not None:
+                clip = (most / norm).clamp(max=1.0)
             for params, grads in trust.by_kind(every, grads_of_all):
                 self._update(group, params, grads, clip)
         return loss
@@ -187,15 +190,17 @@ def _fused(
         torch.autograd.graph.increment_version(parameter)
 
 
-def _clipping(grads: list[torch.Tensor], most: float) -> torch.Tensor:
-    """Factor of gradients, at most 1."""
+def _norm(grads: list[torch.Tensor]) -> torch.Tensor | None:
+    """2-norm of all of them together; None of none."""
+    if not grads:
+        return None
     device = grads[0].device
     every = [
         torch.linalg.vector_norm(grad, dtype=trust.wide(grad)).to(device, torch.float32)
         for grad in grads
     ]
-    factor: torch.Tensor = most / torch.linalg.vector_norm(torch.stack(every))
-    return factor.clamp(max=1.0)
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(every))
+    return norm
 
 
 def _corrections(group: dict[str, Any], step: torch.Tensor) -> tuple[Any, Any]:

@@ -121,7 +121,7 @@ class LARS(TrustRatioOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
+        for group in trust.parts(self.param_groups):
             every, grads_of_all = trust.gradients_of(group, "LARS")
             for params, grads in trust.by_kind(every, grads_of_all):
                 self._update(group, params, grads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -56,10 +57,10 @@ def interpolation(begin: int, end: int) -> Callable[[int], float]:
     """
     if not 0 <= begin <= end:
         raise ValueError(f"begin={begin}, end={end} (expected 0 <= begin <= end)")
+    return functools.partial(_interpolated, begin, end)  # which a pickle takes
 
-    def share(step: int) -> float:
-        if step >= end:
-            return 1.0
-        return max(0.0, (step - begin) / (end - begin)) if end > begin else 0.0
 
-    return share
+def _interpolated(begin: int, end: int, step: int) -> float:
+    if step >= end:
+        return 1.0
+    return max(0.0, (step - begin) / (end - begin)) if end > begin else 0.0

@@ -21,10 +21,10 @@ def one_dimensional(name: str, parameter: torch.Tensor) -> bool:
 
 
 class TrustRatioOptimizer(Optimizer):
-    """Puts excluded parameters into groups of their own.
+    """Says of each parameter whether it is excluded, and leaves the groups as they were given.
 
-    A group has ``adapt``: whether its parameters have ratios. Excluded ones have ``adapt=False``
-    and ``weight_decay=0``, in a group that follows the one that they were given in.
+    A group has ``adapt``: whether its parameters have ratios; and ``excluded``, a bool for each of
+    its parameters: those have neither ratios nor weight decay.
     """
 
     def __init__(
@@ -38,31 +38,57 @@ class TrustRatioOptimizer(Optimizer):
         check_options(defaults)
         super().__init__(params, {**defaults, "adapt": True})
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, or two if some of its parameters are excluded.
+    def __getstate__(self) -> dict[str, Any]:
+        """Of copies and pickles, which exclude the same of groups that are added to them."""
+        return {**super().__getstate__(), "_exclude": self._exclude}
 
-        A group with ``adapt`` is taken as it is.
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; nothing is excluded of one with ``adapt``.
+
+        Raises:
+            ValueError: A parameter without a name, where ``exclude`` has patterns of names.
         """
-        exclude = getattr(self, "_exclude", None)  # a copy has none, and groups that have ``adapt``
-        if "adapt" in param_group or exclude is None:
-            super().add_param_group(param_group)
-            return
-        given = param_group["params"]
-        given = [given] if isinstance(given, torch.Tensor) else list(given)
-        excluded = [_is_excluded(entry, exclude) for entry in given]
-        for adapt in (True, False):
-            params = [entry for entry, apart in zip(given, excluded, strict=True) if apart != adapt]
-            if params:
-                group = {**param_group, "params": params, "adapt": adapt}
-                if not adapt:
-                    group["weight_decay"] = 0.0
-                super().add_param_group(group)
-        if not given:
-            super().add_param_group(param_group)
+        group = dict(param_group)
+        exclude = None if "adapt" in group else self._exclude
+        super().add_param_group(group)
+        try:
+            group.setdefault("excluded", _excluded(group, exclude))
+        except Exception:
+            self.param_groups.pop()
+            raise
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As of `torch.optim.Optimizer`; options that another optimizer has not saved stay."""
+        """As of `torch.optim.Optimizer`; options that another optimizer has not saved stay.
+
+        What is excluded stays as it is here.
+        """
+        flags = [group["excluded"] for group in self.param_groups]
         super().load_state_dict(completed(state_dict, self.param_groups))
+        for group, excluded in zip(self.param_groups, flags, strict=True):
+            group["excluded"] = excluded
+
+
+def parts(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Groups of parameters that have the same options: what is excluded is apart. Pure.
+
+    Raises:
+        ValueError: A group's parameters are more or fewer than its ``excluded``.
+    """
+    found = []
+    for number, group in enumerate(groups):
+        params, excluded = group["params"], group["excluded"]
+        if len(params) != len(excluded):
+            raise ValueError(
+                f"group {number} has {len(params)} parameters and 'excluded' of {len(excluded)} "
+                "(expected one for each parameter); change both, or use add_param_group"
+            )
+        for options in ({}, {"adapt": False, "weight_decay": 0.0}):
+            some = [
+                one for one, flag in zip(params, excluded, strict=True) if flag == bool(options)
+            ]
+            if some:
+                found.append({**group, **options, "params": some})
+    return found
 
 
 def completed(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
@@ -80,17 +106,22 @@ def rate_of(group: dict[str, Any]) -> Any:
     return lr.reshape(()) if isinstance(lr, torch.Tensor) else lr
 
 
-def _is_excluded(entry: Any, exclude: Exclusion | Collection[str]) -> bool:
-    name, parameter = entry if isinstance(entry, tuple) else ("", entry)
+def _excluded(
+    group: dict[str, Any], exclude: Exclusion | Collection[str] | None
+) -> tuple[bool, ...]:
+    params = group["params"]
+    if exclude is None:
+        return (False,) * len(params)
+    names = group.get("param_names", [""] * len(params))
     if callable(exclude):
-        return bool(exclude(name, parameter))
-    if not name:
+        return tuple(bool(exclude(*named)) for named in zip(names, params, strict=True))
+    if not all(names):
         raise ValueError(
             f"exclude={exclude!r} and a parameter without a name (expected names to match); pass "
             "model.named_parameters() instead of model.parameters()"
         )
     patterns = (exclude,) if isinstance(exclude, str) else exclude
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    return tuple(any(fnmatch.fnmatchcase(name, one) for one in patterns) for name in names)
 
 
 def check_options(options: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ def test_as_one_process_with_all_the_data():
 
 @on_ranks(2)
 def test_all_of_a_group_that_is_added_is_reduced():
-    """Matrix and bias of a group become two groups; the ranks reduce the gradients of both."""
+    """Also of what LARS excludes."""
     rank, size = hvd.rank(), hvd.size()
     for options in ({}, {"op": hvd.Adasum}):
         first, last = torch.nn.Linear(6, 4), torch.nn.Linear(4, 3)
@@ -71,7 +71,7 @@ def test_all_of_a_group_that_is_added_is_reduced():
         hvd.broadcast_parameters([*last.state_dict().items()], root_rank=0)
         optimizer = hvd.DistributedOptimizer(LARS(first.parameters(), lr=2.0), **options)
         optimizer.add_param_group({"params": list(last.parameters())})
-        assert [group["adapt"] for group in optimizer.param_groups] == [True, False] * 2
+        assert [group["excluded"] for group in optimizer.param_groups] == [(False, True)] * 2
         for step in range(3):
             optimizer.zero_grad()
             generator = torch.Generator().manual_seed(size * step + rank)

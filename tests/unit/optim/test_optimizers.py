@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -32,29 +33,72 @@ def step(optimizer, params, grads=None):
     optimizer.step()
 
 
-def test_excluded_parameters_are_groups_of_their_own():
+def test_groups_stay_as_they_were_given():
+    """So that rates, one for each, are those of the groups: also where some are excluded."""
+    body, head = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)
+    for kind in (LARS, LAMB):
+        optimizer = kind([{"params": list(one.parameters())} for one in (body, head)])
+        rates = [lambda _: 0.0, lambda _: 1.0]
+        torch.optim.lr_scheduler.LambdaLR(optimizer, rates)
+        before = [one.detach().clone() for one in (*body.parameters(), *head.parameters())]
+        step(optimizer, [*body.parameters(), *head.parameters()])
+        moved = [*map(torch.equal, before, (*body.parameters(), *head.parameters()))]
+        assert moved == [True, True, False, False], kind
+        optimizer.param_groups[1]["params"].pop()
+        with pytest.raises(ValueError, match=r"group 1 has 1 parameters and 'excluded' of 2"):
+            optimizer.step()
+
+
+def test_excluded_parameters_have_neither_ratio_nor_decay():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
 
-    def groups_of(named=False, **options):
+    def excluded(named=False, **options):
         params = model.named_parameters() if named else model.parameters()
-        return LARS(params, weight_decay=0.1, **options).param_groups
+        (group,) = LARS(params, weight_decay=0.1, **options).param_groups
+        names = [name for name, _ in model.named_parameters()]
+        return [name for name, flag in zip(names, group["excluded"], strict=True) if flag]
 
-    found = [(len(g["params"]), g["adapt"], g["weight_decay"]) for g in groups_of()]
-    assert found == [(1, True, 0.1), (3, False, 0.0)]
-    (group,) = groups_of(exclude=None)
-    assert (len(group["params"]), group["adapt"]) == (4, True)
-    for exclude, names in (
-        (("*.bias", "1.*"), [["0.weight"], ["0.bias", "1.weight", "1.bias"]]),
-        ("*.bias", [["0.weight", "1.weight"], ["0.bias", "1.bias"]]),
-    ):
-        found = groups_of(named=True, exclude=exclude)
-        assert [group["param_names"] for group in found] == names
-    chosen = groups_of(exclude=lambda name, p: p.numel() == 12)
-    assert [len(group["params"]) for group in chosen] == [3, 1]
+    assert excluded() == ["0.bias", "1.weight", "1.bias"]
+    assert excluded(exclude=None) == []
+    patterns = ("*.bias", "1.*")
+    assert excluded(named=True, exclude=patterns) == ["0.bias", "1.weight", "1.bias"]
+    assert excluded(named=True, exclude="*.bias") == ["0.bias", "1.bias"]
+    assert excluded(exclude=lambda name, p: p.numel() == 12) == ["0.weight"]
     own = LARS([{"params": list(model.parameters()), "adapt": False, "weight_decay": 0.3}])
-    assert [(g["adapt"], g["weight_decay"]) for g in own.param_groups] == [(False, 0.3)]
+    (group,) = own.param_groups
+    assert (group["excluded"], group["weight_decay"]) == ((False,) * 4, 0.3)  # as it was given
     with pytest.raises(ValueError, match="named_parameters"):
-        groups_of(exclude=["*.bias"])
+        excluded(exclude=["*.bias"])
+    bias = ones(4)
+    step(LARS([bias], lr=0.5, weight_decay=0.1), [bias])
+    assert torch.equal(bias, torch.full((4,), 0.5))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copies_have_what_the_optimizer_was_given(copied):
+    model, more = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    optimizer = copied(LARS(model.named_parameters(), exclude=("*ight",)))
+    optimizer.add_param_group({"params": more.named_parameters()})
+    assert [group["excluded"] for group in optimizer.param_groups] == [(True, False)] * 2
+    weight = ones(2, 2)
+    hybrid = AdamSGD([weight])
+    hybrid.follow(interpolation(0, 2))
+    hybrid = copied(hybrid)
+    for share in (0.0, 0.5, 1.0):
+        step(hybrid, hybrid.param_groups[0]["params"])
+        assert hybrid.param_groups[0]["share"] == share
+
+
+def test_a_limit_of_gradients_is_that_of_the_group():
+    """Also one that was loaded; the norm is that of the gradients of all groups."""
+    weights = [ones(2, 2) for _ in range(3)]
+    groups = [{"params": [weights[0]]}, {"params": [weights[1]], "max_grad_norm": 50.0}]
+    saved = LAMB([*groups, {"params": [weights[2]], "max_grad_norm": None}], max_grad_norm=10.0)
+    optimizer = LAMB([{"params": [one]} for one in weights])
+    optimizer.load_state_dict(saved.state_dict())
+    step(optimizer, weights, [torch.full((2, 2), value) for value in (30.0, 20.0, 34.64102)])
+    found = [optimizer.state[one]["exp_avg"][0, 0].item() for one in weights]
+    assert found == pytest.approx([0.3, 1.0, 3.464102])  # the norm is 100
 
 
 def test_parameters_without_gradient_stay():
@@ -127,15 +171,14 @@ def test_it_goes_on_from_a_state_of_torch(kind, other):
     before, after = _two(), _two()
     saved = other([{"params": [one]} for one in before])
     step(saved, before)
-    # The bias is in a group of its own: LARS and LAMB see to that by themselves.
     groups = [{"params": [one]} for one in after]
-    optimizer = kind(groups) if kind is AdamSGD else kind(after, trust_clamp=(0.0, 2.0))
+    optimizer = kind(groups, **({} if kind is AdamSGD else {"trust_clamp": (0.0, 2.0)}))
     own = [{**group} for group in optimizer.param_groups]
     optimizer.load_state_dict(saved.state_dict())
     for group, mine in zip(optimizer.param_groups, own, strict=True):
         assert set(mine) <= set(group)
         assert group["lr"] == 0.25  # as it was saved
-        assert group.get("adapt") == mine.get("adapt")  # as it is here
+        assert group.get("excluded") == mine.get("excluded")  # as it is here
         assert group.get("trust_clamp") == mine.get("trust_clamp")
     step(optimizer, after)
     for parameter, start in zip(after, _two(), strict=True):
@@ -260,8 +303,9 @@ def test_gradients_that_no_step_takes_are_refused(kind, gradient, text):
 
 
 def test_a_state_of_other_groups_is_refused():
+    groups = [{"params": [one]} for one in _two()]
     with pytest.raises(ValueError, match="parameter groups"):
-        LARS(_two()).load_state_dict(torch.optim.SGD(_two(), lr=1.0).state_dict())
+        LARS(_two()).load_state_dict(torch.optim.SGD(groups, lr=1.0).state_dict())
 
 
 def test_interpolation():
