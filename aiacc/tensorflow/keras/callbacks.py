@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from aiacc import tensorflow as hvd
+from aiacc.tensorflow.gradients import identity
 from aiacc.tensorflow.keras.choice import keras
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Copies the variables of model and optimizer from one rank to all, after the first batch.
+    """Copies the variables of model and optimizers from one rank to all, after the first batch.
 
-    Not before it, for only then does the optimizer have all its variables. Seeds of Keras 3 stay
-    those of each rank.
+    Not before it, for only then does an optimizer have all its variables. Optimizers are the one of
+    ``compile``, and those that are attributes of the model or of its layers, also in lists and
+    dicts. Seeds of Keras 3 stay those of each rank.
 
     Collective: every rank, in the same place of its list of callbacks.
     """
@@ -29,27 +33,93 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         super().__init__()
         del device
         self._root_rank = root_rank
-        self._local = {id(variable) for variable in local_variables or ()}
+        self._local = set(map(identity, local_variables or ()))
         self._done = False
 
     def register_local_var(self, variable: Any) -> None:
         """Leave a variable to each rank."""
-        self._local.add(id(variable))
+        self._local.add(identity(variable))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Copy, once. Blocks: until all ranks are here."""
+        """Copy, once. Blocks: until all ranks are here.
+
+        Raises:
+            ValueError: On every rank: the variables of one are not like those of the root.
+        """
         del batch, logs
         if self._done:
             return
-        state = self.model.optimizer.variables
-        variables = [*self.model.weights, *(state() if callable(state) else state)]
-        hvd.broadcast_variables([v for v in variables if id(v) not in self._local], self._root_rank)
+        parts: list[tuple[str, list[Any]]] = [("the model", self.model.weights)]
+        for number, one in enumerate(optimizers_of(self.model)):
+            parts.append((f"optimizer {number} ({type(one).__name__})", _state_of(one)))
+        parts = [
+            (what, [v for v in some if identity(v) not in self._local]) for what, some in parts
+        ]
+        _check_alike(
+            [(what, [tuple(v.shape) for v in some]) for what, some in parts], self._root_rank
+        )
+        every = {identity(variable): variable for _, some in parts for variable in some}
+        hvd.broadcast_variables(every.values(), self._root_rank)
         self._done = True
 
 
-class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Averages the metrics of an epoch over the ranks, in place.
+def optimizers_of(model: keras.Model) -> list[Any]:
+    """The optimizer of ``model.compile``, then those that the model and its layers keep; each once.
 
+    Pure.
+    """
+    found: dict[int, Any] = {}
+    older = getattr(keras.optimizers, "legacy", None)
+    kinds = (keras.optimizers.Optimizer, getattr(older, "Optimizer", keras.optimizers.Optimizer))
+
+    def look(value: Any) -> None:
+        if isinstance(value, kinds):
+            found.setdefault(id(value), value)
+        elif isinstance(value, dict | list | tuple):
+            for one in value.values() if isinstance(value, dict) else value:
+                look(one)
+
+    look(getattr(model, "optimizer", None))
+    for layer in model._flatten_layers():
+        for value in vars(layer).values():
+            look(value)
+    return list(found.values())
+
+
+def _state_of(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer, with those of a loss scale, which tf_keras does not list."""
+    state = optimizer.variables
+    scale = getattr(optimizer, "_loss_scale", None)
+    names = ("current_loss_scale", "counter")
+    own = [getattr(scale, name) for name in names if hasattr(scale, name)]
+    return [*(state() if callable(state) else state), *own]
+
+
+def _check_alike(parts: list[tuple[str, list[tuple[int, ...]]]], root_rank: int) -> None:
+    """Raise ValueError on every rank if variables of one have other shapes than the root's.
+
+    Collective: every rank. Blocks: until all have answered.
+    """
+    roots = hvd.broadcast_object(parts, root_rank, name="broadcast.shapes")
+    nothing: tuple[str, list[tuple[int, ...]]] = ("nothing", [])
+    problem = ""
+    for own, other in itertools.zip_longest(parts, roots, fillvalue=nothing):
+        if own != other and not problem:
+            problem = (
+                f"{own[0]} of rank {hvd.rank()} has {len(own[1])} variables of shapes "
+                f"{own[1]!s:.200} (expected those of {other[0]} of rank {root_rank}, "
+                f"{len(other[1])} of {other[1]!s:.200}); make the same ones on every rank, or "
+                "build the optimizer on all before fit: optimizer.build(variables)"
+            )
+    for text in hvd.allgather_object(problem, name="broadcast.problems"):
+        if text:
+            raise ValueError(text)
+
+
+class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Averages the metrics of an epoch over the ranks, in place and in float64.
+
+    Those are numbers, and arrays, tensors and lists of real numbers; anything else is left alone.
     It has to stand before callbacks that use metrics, such as `ReduceLROnPlateau`.
 
     Collective: every rank, in the same place of its list of callbacks.
@@ -61,28 +131,52 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         del device
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Replace every number in ``logs`` by its average. Blocks: until all ranks are here.
+        """Replace what is of numbers by its average. Blocks: until all ranks are here.
+
+        Floating-point arrays and tensors keep their dtype; others become float64.
 
         Raises:
-            ValueError: The ranks have different metrics.
+            ValueError: The ranks have different metrics, or of different shapes.
         """
         del epoch
         logs = {} if logs is None else logs
-        numbers = int | float | np.number
-        names = sorted(name for name, value in logs.items() if isinstance(value, numbers))
+        given = {name: array for name in sorted(logs) if (array := _real(logs[name])) is not None}
+        names = [f"{name}{list(array.shape) or ''}" for name, array in given.items()]
         everyones = hvd.allgather_object(names, name="metrics.names")
         if any(others != names for others in everyones):
             raise ValueError(
                 f"metrics {everyones!s:.300} by rank (expected the same on all ranks, for each is "
                 "averaged over them); give all ranks the same metrics and validation data"
             )
-        values = [float(logs[name]) for name in names]
-        averages = hvd.allreduce(values, name="metrics", op=hvd.Average)
-        logs.update(zip(names, averages.numpy().tolist(), strict=True))
+        values = [array.astype(np.float64).ravel() for array in given.values()]
+        averages = hvd.allreduce(np.concatenate([[], *values]), name="metrics", op=hvd.Average)
+        ends = np.cumsum([value.size for value in values], dtype=int)
+        for (name, array), average in zip(
+            given.items(), np.split(averages.numpy(), ends[:-1]), strict=False
+        ):
+            logs[name] = _like(logs[name], array, average.reshape(array.shape))
+
+
+def _real(value: Any) -> Any:
+    """``value`` as an array; None if it is not one of real numbers."""
+    try:
+        array = np.asarray(value)
+        dtype = tf.as_dtype(array.dtype)
+    except (TypeError, ValueError):  # of strange things, or of lists of several lengths
+        return None
+    return array if dtype.is_floating or dtype.is_integer or dtype.is_bool else None
+
+
+def _like(value: Any, array: Any, average: Any) -> Any:
+    """``average`` as what ``value`` is, which ``array`` is equal to."""
+    kept = average.astype(array.dtype) if tf.as_dtype(array.dtype).is_floating else average
+    if tf.is_tensor(value):
+        return tf.constant(kept)
+    return kept if isinstance(value, np.ndarray) else average.tolist()
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Multiplies a learning rate by what depends on the epoch.
+    """Multiplies the learning rate of ``model.optimizer`` by what depends on the epoch.
 
     Collective: no.
     """
@@ -120,8 +214,17 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self._epoch = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Find out how many batches an epoch has."""
+        """Find out how many batches an epoch has.
+
+        Raises:
+            ValueError: Nobody knows; the model has no optimizer.
+        """
         del logs
+        if getattr(self.model, "optimizer", None) is None:
+            raise ValueError(
+                f"model.optimizer is None (expected the optimizer whose rate {type(self).__name__} "
+                "sets); give one to compile, or set the rates of others in a callback of your own"
+            )
         if not self._staircase and not self._steps_per_epoch:
             self._steps_per_epoch = self.params.get("steps")
             if not self._steps_per_epoch:

@@ -15,11 +15,30 @@ from tests.support.learning.keras_training import in_tensorflow
 def test_metrics_and_variables_of_tensorflow_in_those_of_keras():
     rank = hvd.rank()
     callback = hvd_keras.callbacks.MetricAverageCallback()
-    logs = {"loss": np.float32(rank), "accuracy": 2.0 * rank, "text": "no number"}
+    logs = {"loss": np.float32(rank), "count": 2**40 + 2 * rank, "text": "no number", "none": None}
     callback.on_epoch_end(0, logs)
-    assert logs == {"loss": 0.5, "accuracy": 1.0, "text": "no number"}
-    with pytest.raises(ValueError, match=r"\['val_loss'\], \['loss'\]"):
-        callback.on_epoch_end(1, {["val_loss", "loss"][rank]: 1.0})
+    expected = {"loss": 0.5, "count": 2.0**40 + 1, "text": "no number", "none": None}
+    assert logs == expected
+    kinds = [
+        np.array([[1, 3], [5, 7]]),
+        np.full(2, rank, np.float32),
+        tf.constant([rank, 1.0], tf.bfloat16),
+        tf.constant([True, rank == 0]),
+        [1.0, 2.0 * rank],
+    ]
+    logs = dict(enumerate(kinds))
+    callback.on_epoch_end(1, logs)
+    found = [np.asarray(value, np.float64).tolist() for value in logs.values()]
+    assert found == [[[1, 3], [5, 7]], [0.5, 0.5], [0.5, 1.0], [1.0, 0.5], [1.0, 1.0]]
+    assert [getattr(v, "dtype", list) for v in logs.values()] == [
+        *(np.float64, np.float32, tf.bfloat16, tf.float64, list)
+    ]
+    for names, shapes in ((["val_loss", "loss"], [(), ()]), (["loss", "loss"], [(2,), ()])):
+        with pytest.raises(
+            ValueError, match=r"\['val_loss'\], \['loss'\]|'loss\[2\]'\], \['loss'\]"
+        ):
+            callback.on_epoch_end(2, {names[rank]: np.ones(shapes[rank])})
+    callback.on_epoch_end(3, {})
 
     variables = [keras.Variable([1.0]) for _ in range(3)]
     reduction = GradientReduction(groups=[[v.value for v in variables[:2]]])

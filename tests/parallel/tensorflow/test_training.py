@@ -285,3 +285,53 @@ def test_callbacks(tmp_path):
                 best.filepath, {"SyncBatchNormalization": hvd.SyncBatchNormalization}
             )
             assert type(loaded.optimizer) is of.SGD
+
+
+class OwnOptimizers(OwnStep):
+    """Has the optimizers for its layers in attributes, as models with several losses do."""
+
+    def train_step(self, data):
+        inputs, targets = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(inputs, training=True) - targets) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        for optimizer, part in zip(self.own["all"], (slice(2), slice(2, 4)), strict=True):
+            step_of(optimizer, self.trainable_variables[part])(*gradients[part])
+        return {"loss": loss}
+
+
+@in_each_keras
+def test_callbacks_know_the_optimizers_of_the_model():
+    callbacks = hvd_keras.callbacks
+    model = new(DENSE, OwnOptimizers)
+    scaled = LSO(keras.optimizers.Adam(0.1))
+    model.own = {"all": [hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), scaled]}
+    model.compile(**({} if OF_KERAS_2 else {"optimizer": None}))
+    own = model.own["all"]
+    for optimizer, part in zip(own, (slice(2), slice(2, 4)), strict=True):
+        optimizer.build(model.trainable_variables[part])
+        if hvd.rank() == 0:  # as if it had been restored
+            for variable in state_of(optimizer):
+                variable.assign(variable + tf.cast(3, variable.dtype))
+    if OF_KERAS_2 and hvd.rank() == 0:
+        scaled._loss_scale.current_loss_scale.assign(8.0)
+    fit(
+        model,
+        epochs=1,
+        steps_per_epoch=1,
+        callbacks=[callbacks.BroadcastGlobalVariablesCallback(0)],
+    )
+    assert int(own[1].iterations) == 4
+    for variable in [*model.weights, *state_of(own[0]), *state_of(scaled)]:
+        assert is_same(variable)
+    assert not OF_KERAS_2 or is_same(scaled._loss_scale.current_loss_scale)
+    model.own["all"].append(keras.optimizers.Adam(0.1))
+    if hvd.rank() == 0:
+        model.own["all"][2].build(model.trainable_variables)
+    callback = callbacks.BroadcastGlobalVariablesCallback(0)
+    callback.set_model(model)
+    with pytest.raises(ValueError, match=r"\d \(Adam\) of rank 1 has . variables .*build"):
+        callback.on_train_batch_end(0)
+    if not OF_KERAS_2:
+        with pytest.raises(ValueError, match=r"optimizer is None .*whose rate LearningRateWarmup"):
+            fit(model, callbacks=[callbacks.LearningRateWarmupCallback(0.1)])
