@@ -70,6 +70,18 @@ def check_scatter_op(op: int) -> int:
     return op
 
 
+def check_gradient_op(op: int, what: str) -> None:
+    """Raise NotImplementedError unless the gradient of an all-reduce is reduced as its input is.
+
+    That of a minimum, of a product or of an adaptive sum depends on the inputs of all ranks.
+    """
+    if op not in (Average, Sum):
+        raise NotImplementedError(
+            f"{what} with op={name_of_op(op)} has no gradient (expected op=Average or Sum); detach "
+            "its input, or reduce what allgather gives"
+        )
+
+
 def name_of_op(op: int) -> str:
     """``"Average"``, ``"Sum"``, ..."""
     return _NAMES[op]

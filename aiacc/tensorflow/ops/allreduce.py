@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from aiacc.collectives.labels import label_of
-from aiacc.collectives.reduce_ops import Average, Sum, name_of_op, resolve_op
+from aiacc.collectives.reduce_ops import Average, Sum, check_gradient_op, name_of_op, resolve_op
 from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import node
@@ -33,7 +33,8 @@ def allreduce(
 ) -> Any:
     """Reduce a tensor over all ranks.
 
-    Differentiable: the gradient is reduced in the same way.
+    Differentiable with op=Average or Sum: the gradient is reduced in the same way. That of another
+    op is a NotImplementedError.
 
     Collective: every rank, with the same name, shape, dtype, op and factors.
     Blocks: until the result is there, outside of graphs. In a graph it blocks nothing.
@@ -46,7 +47,8 @@ def allreduce(
         device_sparse: As ``device_dense``.
         compression: Form in which the tensor travels.
         op: Average (default), Sum, Min, Max, Product, or Adasum of floating-point tensors.
-            Sums of integers, which Average divides, wrap around in their dtype.
+            Sums of integers, which Average divides, wrap around in their dtype; averages of
+            integer `tf.IndexedSlices` are floating-point.
         prescale_factor: Multiplies the input of every rank; integers are truncated.
         postscale_factor: Multiplies the result.
         name: Pairs this call with those of the other ranks; needed if several threads make such
@@ -204,14 +206,14 @@ def _allreduce_slices(
         [slices.values, slices.indices], name and name + ".slices", process_set=process_set
     )
     if op == Average:
-        size = tf.cast(size_of(process_set), values.dtype)
-        values = values / size if values.dtype.is_floating else values // size
+        values = values / tf.cast(size_of(process_set), values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
 
 @node.gradient_of("AiaccAllreduce")
 def _gradient(op: Any, *grads: Any) -> list[Any]:
     name = node.name_given_to(op)
+    check_gradient_op(op.get_attr("reduce_op"), f"[tensorflow] {label_of('allreduce', name)}")
     tokens = op.get_attr("token_count")
     dense = [tf.convert_to_tensor(grad) for grad in grads]
     reduced = _run(

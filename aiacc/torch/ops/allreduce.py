@@ -10,7 +10,7 @@ from aiacc import _core
 from aiacc.collectives import submission
 from aiacc.collectives.handles import pending
 from aiacc.collectives.labels import label_of
-from aiacc.collectives.reduce_ops import resolve_op
+from aiacc.collectives.reduce_ops import check_gradient_op, resolve_op
 from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adapter import DTYPE_CODES, device_and_stream_of, refusal, tensor_of, view_of, wait
@@ -148,7 +148,8 @@ def allreduce(
 ) -> torch.Tensor:
     """Reduce ``tensor`` over all ranks into a new tensor.
 
-    Differentiable: the gradient is reduced with the same op and factors.
+    Differentiable with op=Average or Sum: the gradient is reduced with the same op and factors. The
+    backward pass of another op raises NotImplementedError.
 
     Collective: every rank, with the same name, shape, dtype, op and factors.
     Blocks: until the result is there.
@@ -265,9 +266,11 @@ class _Allreduce(torch.autograd.Function):
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, *rest: Any) -> torch.Tensor:
         if ctx is not None:
             ctx.arguments = (grad_name(name), *rest)
+            ctx.name = name
         return tensor_of(_start(tensor, None, name, *rest))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
+        check_gradient_op(ctx.arguments[1], f"[torch] {label_of('allreduce', ctx.name)}")
         gradient = tensor_of(_start(grads[0].contiguous(), None, *ctx.arguments))
         return gradient, *(None for _ in ctx.arguments)

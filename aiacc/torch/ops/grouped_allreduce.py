@@ -10,7 +10,7 @@ import torch
 from aiacc.collectives import submission
 from aiacc.collectives.handles import pending
 from aiacc.collectives.labels import label_of
-from aiacc.collectives.reduce_ops import resolve_op
+from aiacc.collectives.reduce_ops import check_gradient_op, resolve_op
 from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.torch.adapter import wait
@@ -110,7 +110,8 @@ def grouped_allreduce(
 ) -> Tensors:
     """Reduce ``tensors`` over all ranks into new ones, as one operation.
 
-    Differentiable: the gradients are reduced as a group with the same op and factors.
+    Differentiable with op=Average or Sum: the gradients are reduced as a group with the same op and
+    factors. The backward pass of another op raises NotImplementedError.
 
     Arguments are those of `grouped_allreduce_async_`, and ``compression``, the form in which the
     tensors travel.
@@ -219,10 +220,12 @@ class _GroupedAllreduce(torch.autograd.Function):
     ) -> Any:
         rest = (op, prescale_factor, postscale_factor, process_set, wire)
         if ctx is not None:
-            ctx.arguments = (grad_name(name), *rest)
+            ctx.arguments, ctx.name = (grad_name(name), *rest), name
         return tuple(tensors_of(_reduce_anew(list(tensors), name, *rest)))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
+        what = label_of("grouped_allreduce", ctx.name)
+        check_gradient_op(ctx.arguments[1], f"[torch] {what}")
         reduced = tensors_of(_reduce_anew(contiguous(grads), *ctx.arguments))
         return *(None for _ in ctx.arguments), *reduced

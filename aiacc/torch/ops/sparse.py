@@ -36,7 +36,8 @@ def sparse_allreduce_async(
         process_set: Ranks that take part.
 
     Returns:
-        Function without arguments to be called once; it returns the result, a sparse tensor.
+        Function without arguments to be called once; it returns the result, a sparse tensor of the
+        same dtype, but for averages of integers, which are of torch's default dtype.
 
     Raises:
         ValueError: Bad argument, or an operation of this name is under way.
@@ -50,7 +51,9 @@ def sparse_allreduce_async(
     return partial(_result, handle, rows, tensor, divisor(op, process_set))
 
 
-def _result(handle: int, rows: torch.Tensor, like: torch.Tensor, divide_by: int) -> torch.Tensor:
+def _result(
+    handle: int, rows: torch.Tensor, like: torch.Tensor, divide_by: int | None
+) -> torch.Tensor:
     wait(handle, (rows,))
     return take_rows(handle, rows, like, divide_by)
 
@@ -80,9 +83,9 @@ def check_sparse_op(op: int, what: str) -> None:
         )
 
 
-def divisor(op: int, process_set: ProcessSet) -> int:
-    """What the sum over the ranks is divided by."""
-    return (process_set.size() or 1) if op == Average else 1
+def divisor(op: int, process_set: ProcessSet) -> int | None:
+    """What the sum over the ranks is divided by, if it is."""
+    return (process_set.size() or 1) if op == Average else None
 
 
 def pack_rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -121,17 +124,16 @@ def submit_rows(verb: str, name: str, rows: torch.Tensor, process_set: ProcessSe
     return prepared.start(source.address, 0, source.stream)
 
 
-def take_rows(handle: int, rows: torch.Tensor, like: torch.Tensor, divide_by: int) -> torch.Tensor:
-    """Result of `submit_rows` of ``rows``: a coalesced tensor of the size and dtype of ``like``."""
+def take_rows(
+    handle: int, rows: torch.Tensor, like: torch.Tensor, divide_by: int | None
+) -> torch.Tensor:
+    """Result of `submit_rows` of ``rows``: a coalesced tensor of the size of ``like``.
+
+    It has the dtype of ``like``, unless it is a quotient of integers.
+    """
     with torch.no_grad():
         total = unpack_rows(take_output(handle, rows), like).coalesce()
-        if divide_by != 1:
-            total = (
-                total / divide_by
-                if total.is_floating_point()
-                else total.div(divide_by, rounding_mode="trunc")
-            )
-        return total.coalesce()
+        return total if divide_by is None else (total / divide_by).coalesce()
 
 
 def empty_like(parameter: torch.Tensor) -> torch.Tensor:

@@ -88,6 +88,12 @@ def test_factors_compression_and_slices():
         reduced = hvd.allreduce(slices, op=op)
         assert isinstance(reduced, tf.IndexedSlices)
         assert tf.convert_to_tensor(reduced)[:, 0].numpy().tolist() == expected
+        odd = tf.IndexedSlices(tf.constant([1 + 2 * rank, 2 - rank]), tf.constant([0, 1]), [2])
+        whole = hvd.allreduce(odd, op=op)
+        assert (
+            tf.convert_to_tensor(whole).numpy().tolist()
+            == {hvd.Sum: [4, 3], hvd.Average: [2, 1.5]}[op]
+        )
         _, again = hvd.grouped_allreduce([1.0, slices], op=op, name="with.slices")
         assert tf.convert_to_tensor(again)[:, 1].numpy().tolist() == expected
     with pytest.raises(NotImplementedError, match="op=Max"):
