@@ -85,7 +85,7 @@ def gradient_factor(
     gradients: Tensor,
     *,
     approx: str = "expand",
-    loss_terms: int | None = None,
+    loss_terms: float | None = None,
     loss_scale: float | Tensor = 1.0,
 ) -> Tensor:
     """G of a layer.

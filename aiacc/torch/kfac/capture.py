@@ -15,10 +15,24 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from aiacc.kfac.factors import gradient_factor, input_factor
+from aiacc.kfac.fisher import terms_of
 from aiacc.kfac.rows import batched
 from aiacc.torch.kfac.factor import Factor
 from aiacc.torch.kfac.layers import FactoredModule
 from aiacc.torch.kfac.moments import Recording
+
+
+class Pass:
+    """A forward pass of the model.
+
+    Attributes:
+        last: Rows and channels of the layer that has computed last.
+        terms: Over which its loss is a mean, as its outputs tell; None: they have not.
+    """
+
+    def __init__(self) -> None:
+        self.last = (1, 1)
+        self.terms: int | None = None
 
 
 class Capture:
@@ -28,9 +42,12 @@ class Capture:
     gradient of the output is, before the module's own backward pass.
 
     Attributes:
+        model: That computes.
         wanted: Whether this step is one that builds factors.
         seconds: Spent in the hooks; on a GPU, until the work was queued.
         passes: Gives the backward passes of a step, which may change between two.
+        loss_terms: Gives the terms over which the loss of a pass is a mean; None: see `terms_of`.
+        terms: Those of the last pass that was asked for.
         recording: Notes when factors are ready; None: nobody does.
         dropped: Whether passes were forgotten; see `follow_weights`.
     """
@@ -43,11 +60,16 @@ class Capture:
         approx: str,
     ) -> None:
         """Hook the layers of ``model``; ``ready`` is told of every factor that all uses are in."""
-        self._model, self._ready, self._approx = model, ready, approx
+        self.model, self._ready, self._approx = model, ready, approx
         self.wanted = False
         self.seconds = 0.0
         self.passes: Callable[[], int] = lambda: 1
         self.recording: Recording | None = None
+        self.loss_terms: Callable[[], float] | None = None
+        self.terms = 0.0
+        self._pass = Pass()
+        #: The backward pass and the forward pass that `loss_terms` was asked in last.
+        self._asked: tuple[int, Pass | None] = (-1, None)
         #: Of the loss, by which gradients are divided; None: gradients count nothing now.
         self.loss_scale: Callable[[], float] | None = None
         self._layers = list(layers)
@@ -62,11 +84,15 @@ class Capture:
         self.dropped = False
         self._of_weights: list[RemovableHandle] = []
         self.follow_weights()
+        reference = weakref.ref(self)
+        first: Any = _Begin(reference)
+        self._hooks.append(model.register_forward_pre_hook(first))
         for layer in layers:
-            module, reference = layer.module, weakref.ref(self)
+            module = layer.module
             before: Any = _Before(reference, layer)  # torch's type has callables without keywords
             self._hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
             self._hooks.append(module.register_forward_hook(_After(reference, layer)))
+        self._hooks.append(model.register_forward_hook(_End(reference)))
 
     def skip(self, names: Sequence[str]) -> None:
         """Compute these factors no more, for nobody needs them here."""
@@ -150,13 +176,14 @@ class Capture:
             )
 
     @contextmanager
-    def scaled(self, loss_scale: Callable[[], float] | None) -> Iterator[None]:
-        """In this context gradients are those of another loss, or count nothing."""
-        before, self.loss_scale = self.loss_scale, loss_scale
+    def scaled(self, loss_scale: float, loss_terms: int) -> Iterator[None]:
+        """In this context gradients are those of another loss."""
+        before = self.loss_scale, self.loss_terms
+        self.loss_scale, self.loss_terms = lambda: loss_scale, lambda: loss_terms
         try:
             yield
         finally:
-            self.loss_scale = before
+            self.loss_scale, self.loss_terms = before
 
     def _open(self, factor: Factor) -> bool:
         """Whether this step takes more of it."""
@@ -200,21 +227,48 @@ class Capture:
 
     def after(self, layer: FactoredModule, output: torch.Tensor) -> None:
         """It has ended."""
+        if (
+            self.wanted and torch._C._current_graph_task_id() < 0
+        ):  # no checkpointing that recomputes
+            channels = layer.weight.shape[-1 if isinstance(layer.module, nn.Embedding) else 0]
+            self._pass.last = (output.numel() // max(channels, 1), channels)
         if self._active and layer.why_not is None and output.requires_grad:
             register: Any = output.register_hook  # untyped in torch
-            register(partial(self._on_gradient, layer))
+            register(partial(self._on_gradient, layer, self._pass))
+
+    def begin(self) -> None:
+        """A forward pass of the model begins."""
+        if torch._C._current_graph_task_id() < 0:
+            self._pass = Pass()
+
+    def end(self, outputs: Any) -> None:
+        """It ends, and has given these."""
+        if self._active and torch._C._current_graph_task_id() < 0:
+            self._pass.terms = terms_of(outputs, *self._pass.last)
 
     @property
     def _active(self) -> bool:
-        return self.wanted and self._model.training and torch.is_grad_enabled()
+        return self.wanted and self.model.training and torch.is_grad_enabled()
 
-    def _on_gradient(self, layer: FactoredModule, gradient: torch.Tensor) -> None:
+    def _terms(self, of_pass: Pass) -> float:
+        if self.loss_terms is not None:
+            backward = torch._C._current_graph_task_id()
+            if self._asked != (backward, of_pass):
+                self.terms, self._asked = self.loss_terms(), (backward, of_pass)
+        else:
+            self.terms = of_pass.last[0] if of_pass.terms is None else of_pass.terms
+        return self.terms
+
+    def _on_gradient(self, layer: FactoredModule, of_pass: Pass, gradient: torch.Tensor) -> None:
         if self.loss_scale is None or not self.wanted or not gradient.numel():
             return
         if self._open(layer.g):
-            scale = self.loss_scale()
-            build = partial(gradient_factor, approx=self._approx, loss_scale=scale)
-            self._add(layer.g, layer.module, gradient, build)
+            scale, terms = self.loss_scale(), self._terms(of_pass)
+            build = partial(
+                gradient_factor, approx=self._approx, loss_terms=max(terms, 1), loss_scale=scale
+            )
+            # A loss of nothing counts nothing.
+            self._add(layer.g, layer.module, gradient, build, counts=terms > 0)
 
     def _add(
         self,
@@ -222,10 +276,11 @@ class Capture:
         module: nn.Module,
         values: torch.Tensor,
         build: Callable[[nn.Module, torch.Tensor], torch.Tensor],
+        counts: bool = True,
     ) -> None:
         began = time.perf_counter()
         with torch.no_grad():
-            factor.add(build(module, values), batched(module, values).shape[0])
+            factor.add(build(module, values), batched(module, values).shape[0] if counts else 0)
             self.seconds += time.perf_counter() - began
             if factor.uses == factor.uses_per_pass * self.passes():
                 if self.recording is not None:
@@ -234,7 +289,7 @@ class Capture:
 
 
 class _Hook:
-    """Tells the capture of a layer; a copy of the model has hooks, too, that tell nobody."""
+    """Tells the capture of a layer, or of the model; a copy has hooks, too, that tell nobody."""
 
     def __init__(
         self,
@@ -252,6 +307,10 @@ class _Hook:
             return None
         return capture, layer
 
+    def _of(self, model: nn.Module) -> Capture | None:
+        capture = self._reference()
+        return capture if capture is not None and capture.model is model else None
+
 
 class _Before(_Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -265,3 +324,15 @@ class _After(_Hook):
         if meant := self._meant(module):
             capture, layer = meant
             capture.after(layer, output)
+
+
+class _Begin(_Hook):
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if capture := self._of(module):
+            capture.begin()
+
+
+class _End(_Hook):
+    def __call__(self, module: nn.Module, _: Any, outputs: Any) -> None:
+        if capture := self._of(module):
+            capture.end(outputs)

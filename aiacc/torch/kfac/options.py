@@ -19,6 +19,8 @@ from aiacc.torch.kfac.solvers import SOLVERS
 
 #: A number, or what gives one for the number of a step.
 Schedule = float | Callable[[int], float]
+#: A number, or what gives one; None: the model's outputs tell.
+LossTerms = float | Callable[[], float] | None
 _CHOICES = ("distribution", "fisher", "approx", "split", "solve", "fusion")
 EMPIRICAL, SAMPLED = "empirical", "mc"
 
@@ -40,6 +42,7 @@ class Options:
     solve: str
     fusion: str
     loss_scale: float
+    loss_terms: LossTerms
     grad_scaler: Any
     skip_layers: Sequence[str | type[nn.Module]]
 
@@ -59,6 +62,14 @@ class Options:
             check_type("grad_scaler", self.grad_scaler, torch.amp.GradScaler)
         if not (_is_number(self.loss_scale) and 0 < self.loss_scale < math.inf):
             raise ValueError(f"loss_scale={self.loss_scale} (expected a finite number > 0)")
+        terms = self.loss_terms
+        if self.fisher == SAMPLED and terms is not None:
+            raise ValueError(
+                f"loss_terms={terms!r} with fisher={SAMPLED!r} (expected None, for sample() counts "
+                "what it draws); leave it out"
+            )
+        if not (terms is None or callable(terms)):
+            _checked_terms(terms or -1)  # a function may say that a pass has none
         for name in ("damping", "kl_clip", "decay", "factor_every", "inverse_every", "lr"):
             wish = getattr(self, name)
             if callable(wish) or (wish is None and name in ("lr", "kl_clip")):
@@ -66,6 +77,18 @@ class Options:
             if not _is_number(wish):
                 raise TypeError(f"{name}={wish!r} (expected a number, or a function of the step)")
             self.at(name, 0)
+
+    @property
+    def terms(self) -> Callable[[], float] | None:
+        """Gives ``loss_terms`` of a pass; None if nobody was told.
+
+        Raises, when it is called:
+            ValueError: It is no number, or negative.
+        """
+        given = self.loss_terms
+        if given is None:
+            return None
+        return lambda: _checked_terms(given() if callable(given) else given)
 
     def described(self, step: int) -> str:
         """What has to be equal on all ranks; of schedules what they give in this step."""
@@ -142,6 +165,17 @@ def check_optimizer(optimizer: object) -> torch.optim.Optimizer:
 def _one_of(name: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise ValueError(f"{name}={value!r} (expected one of {', '.join(known)})")
+
+
+def _checked_terms(terms: Any) -> float:
+    if isinstance(terms, torch.Tensor) and terms.numel() == 1:
+        terms = terms.item()
+    if not (_is_number(terms) and 0 <= terms < math.inf):
+        raise ValueError(
+            f"loss_terms={terms!r} (expected a number >= 0 of examples, or of tokens, over which "
+            "the loss is a mean, or a function that gives it)"
+        )
+    return float(terms)
 
 
 def _is_number(value: object) -> bool:

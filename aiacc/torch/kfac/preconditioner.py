@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from aiacc import _core, basics
-from aiacc.kfac.fisher import sample_targets
+from aiacc.kfac.fisher import sampled_loss
 from aiacc.kfac.packing import average_packed
 from aiacc.kfac.stage import StageCosts
 from aiacc.process_sets import ProcessSet, global_process_set
@@ -30,7 +30,14 @@ from aiacc.torch.kfac.factor import Factor
 from aiacc.torch.kfac.fuser import Fuser
 from aiacc.torch.kfac.fusion import BULK
 from aiacc.torch.kfac.layers import factored
-from aiacc.torch.kfac.options import SAMPLED, Options, Schedule, check_optimizer, check_type
+from aiacc.torch.kfac.options import (
+    SAMPLED,
+    LossTerms,
+    Options,
+    Schedule,
+    check_optimizer,
+    check_type,
+)
 from aiacc.torch.kfac.ranks import Ranks
 from aiacc.torch.kfac.report import Report, completed
 from aiacc.torch.kfac.solvers import CHOLESKY, SOLVERS
@@ -84,6 +91,7 @@ class KFAC:
         fusion: str = "optimal",
         skip_layers: Sequence[str | type[nn.Module]] = (),
         loss_scale: float = 1.0,
+        loss_terms: LossTerms = None,
         grad_scaler: Any = None,
         backward_passes_per_step: int | None = None,
         process_set: ProcessSet = global_process_set,
@@ -124,7 +132,11 @@ class KFAC:
                 "threshold": neighbours up to 4 MiB; "bulk": up to 64 MiB, behind the passes.
             skip_layers: Names of modules, with all in them, and classes, that are left to the
                 optimizer alone.
-            loss_scale: By which the mean over this rank's examples was multiplied to get the loss.
+            loss_scale: By which the mean over this rank's terms was multiplied to get the loss.
+            loss_terms: Examples, or tokens, over which the loss of a pass is a mean: a number, or a
+                function without arguments that each pass asks for it, such as one that counts
+                targets that are not ignored. None: as many as the model predicts, by the shape
+                of its outputs. ``fisher="mc"`` counts them itself.
             grad_scaler: The GradScaler by which the loss is scaled, if any. Call its ``unscale_``
                 before `step`.
             backward_passes_per_step: Passes whose gradients add up to a step; that of a
@@ -154,6 +166,7 @@ class KFAC:
             solve=solve,
             fusion=fusion,
             loss_scale=loss_scale,
+            loss_terms=loss_terms,
             grad_scaler=grad_scaler,
             skip_layers=skip_layers,
         )
@@ -184,6 +197,7 @@ class KFAC:
         self._capture.watch(optimizer)
         if fisher != SAMPLED:
             self._capture.loss_scale = self._loss_scale
+            self._capture.loss_terms = self._options.terms
         self._scale: float | None = None
         self._checkpoint = Checkpoint(self._layers)
         # With other frequencies most steps have gradients alone, for which that plan is none.
@@ -193,7 +207,9 @@ class KFAC:
 
     # --- the steps of training
 
-    def sample(self, outputs: torch.Tensor, loss: nn.Module) -> None:
+    def sample(
+        self, outputs: torch.Tensor, loss: nn.Module, targets: torch.Tensor | None = None
+    ) -> None:
         """Build G with targets that are drawn from what the model predicts (``fisher="mc"``).
 
         Call it after the forward pass and before ``backward()``, in every step; it does nothing in
@@ -203,19 +219,23 @@ class KFAC:
             outputs: Of the model, with their graph.
             loss: The module that computes the loss, as a mean or a sum over examples; see
                 `sample_targets`.
+            targets: Those of the data, if a cross entropy ignores some of them
+                (``ignore_index``): nothing is drawn there.
 
         Raises:
             TypeError: A loss that has no distribution.
+            ValueError: Targets of another shape.
         """
         if not self._capture.wanted or all(layer.why_not for layer in self._layers):
             return
         scaler = self._options.grad_scaler
         scale = 1.0 if scaler is None else float(scaler.get_scale())
         weights = [layer.weight for layer in self._layers if layer.why_not is None]
-        terms = len(outputs) if getattr(loss, "reduction", "mean") == "sum" else 1
-        with torch.enable_grad(), self._capture.scaled(lambda: scale * terms):
-            sampled = loss(outputs, sample_targets(outputs, loss)) * scale
-            torch.autograd.grad(sampled, weights, retain_graph=True, allow_unused=True)
+        with torch.enable_grad():
+            sampled, terms = sampled_loss(outputs, loss, targets)
+            sums = getattr(loss, "reduction", "mean") == "sum"
+            with self._capture.scaled(scale * terms if sums else scale, terms):
+                torch.autograd.grad(sampled * scale, weights, retain_graph=True, allow_unused=True)
 
     def step(self) -> None:
         """Replace the gradients of layers by preconditioned ones.
@@ -264,7 +284,7 @@ class KFAC:
 
     def report(self) -> Report:
         """What was done so far, and what it took, as numbers and as text. Not collective."""
-        self._report.steps = self._step
+        self._report.steps, self._report.loss_terms = self._step, self._capture.terms
         return completed(
             self._report, self._layers, self._left_out, self._capture.seconds, self._execution
         )

@@ -25,6 +25,7 @@ class Report:
         steps: So far.
         factor_steps: Those that built factors.
         inverse_steps: Those that inverted them.
+        loss_terms: Over which the loss of the last pass was a mean, on this rank.
         seconds: By stage; on a GPU, what the host has spent.
         nbytes: That an operation moves each time, by what it carries, on this rank.
         together: Factors that travel in one operation, of each operation.
@@ -40,6 +41,7 @@ class Report:
     steps: int = 0
     factor_steps: int = 0
     inverse_steps: int = 0
+    loss_terms: float = 0
     seconds: dict[str, float] = field(default_factory=dict)
     nbytes: dict[str, int] = field(default_factory=dict)
     together: list[list[str]] = field(default_factory=list)
@@ -56,7 +58,8 @@ class Report:
         """Some lines."""
         lines = [
             f"K-FAC {self.distribution} by {self.solve} on {self.ranks} rank(s): {self.steps} "
-            f"steps, factors in {self.factor_steps}, inverses in {self.inverse_steps}"
+            f"steps, factors in {self.factor_steps}, inverses in {self.inverse_steps}, the last "
+            f"loss a mean over {self.loss_terms:g}"
         ]
         for stage, seconds in self.seconds.items():
             each = seconds / max(self.steps, 1)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from aiacc.kfac.factors import MicroBatches, average, gradient_factor, input_factor
-from aiacc.kfac.fisher import sample_targets
+from aiacc.kfac.fisher import sample_targets, terms_of
 from aiacc.kfac.rows import by_places, factor_shapes, patches, why_not
 from tests.unit.kfac.networks import factors_of, record
 from tests.unit.kfac.oracle import their_factors
@@ -341,3 +341,27 @@ def test_targets_have_the_form_that_the_loss_takes_also_of_two_classes():
 def test_losses_without_a_distribution(loss, text):
     with pytest.raises(TypeError, match=text):
         sample_targets(torch.randn(2, 3), loss)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "places", "channels", "terms"),
+    [
+        ((6, 3), 6, 3, 6),
+        ((6,), 6, 1, 6),
+        ((3,), 1, 3, 1),  # one example without an axis
+        ((6, 1000), 6 * 49, 512, 6),  # by a head without factors
+        ((6, 10), 6 * 169, 10, 6),  # pooled
+        ((6, 10, 1, 1), 6 * 169, 10, 6),
+        ((6, 21, 64, 32), 6 * 8 * 4, 21, 6 * 64 * 32),  # scaled up
+        ((6, 64, 32), 6 * 64 * 32, 1, 6 * 64 * 32),
+        ((6, 2, 28, 28), 6, 2 * 784, 6),  # another shape of what a linear layer gave
+        ((6, 7, 50), 6 * 7, 4, 42),
+        ((6, 50, 7), 6 * 7, 4, 42),
+        ((), 6 * 7, 50, 42),  # a loss
+    ],
+    ids=str,
+)
+def test_how_many_terms_outputs_have(outputs, places, channels, terms):
+    outputs = torch.zeros(outputs, requires_grad=True)
+    given = {"mask": torch.ones(6, 7), "of": [torch.zeros((), requires_grad=True), outputs]}
+    assert terms_of(given, places, channels) == terms

@@ -266,3 +266,114 @@ def test_passes_that_are_added_up_before_the_first_step_all_count():
     for name, one in states[1].items():
         times = 2 if name.endswith("G") else 1  # as if the layers were used twice
         torch.testing.assert_close(one, times * states[0][name])
+
+
+class _Words(nn.Module):
+    """Predicts a class of each token of N sequences of S, in the form that ``how`` says."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.table, self.at = nn.Embedding(7, 4), nn.Embedding(8, 4)
+        self.body, self.head = nn.Linear(4, 3), nn.Linear(3, 5)
+        self.double()
+
+    def forward(self, tokens, classes):
+        found = self.table(tokens) + self.at(torch.arange(tokens.shape[1]))
+        if self.how == "flat inside":
+            found = found.flatten(0, 1)
+        if self.how == "time first":
+            found = found.transpose(0, 1)
+        found = self.body(found).tanh()
+        found = checkpoint(self.head, found, use_reentrant=self.how == "the loss alone")
+        if self.how == "pooled":
+            loss = nn.functional.cross_entropy(found.mean(1), classes[:, 0])
+            return found.mean(1), loss
+        if self.how == "time first":
+            classes = classes.T
+        loss = nn.functional.cross_entropy(found.reshape(-1, 5), classes.reshape(-1))
+        if self.how == "the loss alone":
+            return None, loss
+        return {"logits": found.movedim(-1, 1) if self.how == "classes first" else found}, loss
+
+
+def _g_of_words(how, length, times, **options):
+    """Factors G and the loss terms, of three tokens that are repeated, alike at all places."""
+    torch.manual_seed(3)
+    model = _Words(how)
+    model.at.weight.data[:] = model.at.weight.data[:1]
+    kfac = _plain(model, factor_every=1, **options)
+    tokens = torch.tensor([[0], [3], [6]]).repeat(times, length)
+    model(tokens, tokens % 5)[1].backward()
+    kfac.step()
+    found = {name: one for name, one in copied(kfac).items() if name.endswith("G")}
+    return found, kfac.report().loss_terms
+
+
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [
+        ("plain", {}),
+        ("plain", {"skip_layers": ["head"]}),
+        ("classes first", {}),
+        ("classes first", {"skip_layers": ["head"]}),
+        ("time first", {}),
+        ("flat inside", {}),
+        ("the loss alone", {}),
+    ],
+    ids=str,
+)
+def test_g_is_the_same_for_any_number_of_tokens_in_an_example(how, options):
+    one, terms = _g_of_words(how, 1, 1, **options)
+    assert terms == 3
+    for length, times in ((8, 1), (2, 3)):
+        found, terms = _g_of_words(how, length, times, **options)
+        assert terms == 3 * length * times
+        of_places = found.pop("at G"), one["at G"]
+        assert_same(found, {name: g for name, g in one.items() if name != "at G"})
+        # Its rows are the sums over the examples.
+        torch.testing.assert_close(of_places[0].trace() / times, of_places[1].trace())
+
+
+def test_terms_are_examples_where_tokens_are_pooled_and_may_be_given():
+    one, _ = _g_of_words("pooled", 1, 1)
+    found, terms = _g_of_words("pooled", 8, 1)
+    assert terms == 3
+    for name in ("head G", "body G"):  # of each token an eighth
+        torch.testing.assert_close(found[name], one[name] / 8)
+    given, terms = _g_of_words("pooled", 8, 1, loss_terms=24)
+    assert terms == 24
+    torch.testing.assert_close(given["head G"], 8 * found["head G"])
+    asked = []
+    given, _ = _g_of_words("pooled", 8, 1, loss_terms=lambda: asked.append(1) or torch.tensor(6))
+    assert asked == [1]
+    torch.testing.assert_close(given["head G"], 2 * found["head G"])
+    nothing, _ = _g_of_words("pooled", 8, 1, loss_terms=lambda: 0)
+    assert not nothing
+
+
+@pytest.mark.parametrize("ignored", [-100, 2])
+def test_sampled_targets_leave_out_what_the_loss_ignores(ignored):
+    """G is that of the tokens that count, whichever others there are, and of a mean or a sum."""
+    states = []
+    for extra, reduction in ((0, "mean"), (5, "mean"), (5, "sum")):
+        torch.manual_seed(4)
+        model = nn.Linear(3, 4).double()
+        kfac = _plain(model, factor_every=1, fisher="mc")
+        inputs = torch.randn(20_000, 3).double()
+        inputs = torch.cat([inputs, 9 * torch.ones(extra * 1000, 3)])
+        targets = torch.tensor([0]).repeat(20_000 + extra * 1000)
+        targets[20_000:] = ignored
+        loss = nn.CrossEntropyLoss(ignore_index=ignored, reduction=reduction)
+        outputs = model(inputs)
+        kfac.sample(outputs, loss, targets)
+        loss(outputs, targets).backward()
+        kfac.step()
+        assert kfac.report().loss_terms == 20_000
+        states.append(kfac.state_dict()["factors"][" G"])
+    exact = outputs[:20_000].detach().softmax(1)
+    exact = torch.diag(exact.mean(0)) - exact.T @ exact / 20_000
+    for g in states:
+        torch.testing.assert_close(g, exact, rtol=0, atol=0.01)
+    with pytest.raises(ValueError, match=r"targets of shape \(3,\) .expected \(25000,\)"):
+        kfac.sample(model(inputs), loss, targets[:3])
