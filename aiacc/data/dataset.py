@@ -38,8 +38,8 @@ class CachedDataset:
     ``transform``. Where the dataset itself augments there is a warning: a few samples are fetched
     twice, and compared.
 
-    Records are found by the dataset's fingerprint: its class, length and attributes, and
-    ``version``. Samples are what :func:`aiacc.data.record.encode` takes. Every read gives a new
+    Records are found by the dataset's fingerprint: its class, length and attributes, the code of
+    the user's functions and classes in these and what that names, and ``version``. Samples are what :func:`aiacc.data.record.encode` takes. Every read gives a new
     copy.
 
     Collective: no. All processes of a machine that wrap an equal dataset in the same way share the
@@ -56,7 +56,8 @@ class CachedDataset:
             read.
         transform: Called with every sample after it was read, never kept.
         version: Changes the fingerprint; for datasets whose files have changed in place.
-        fingerprint: Takes the place of what is found out about the dataset.
+        fingerprint: Takes the place of what is found out about the dataset. Needed where something
+            in it cannot be described, or differs between ranks.
         shard: What the nodes of a job keep. "replicas": each keeps what it reads, and every epoch
             is shuffled over all nodes; "node": each keeps an equal part, and reads no other, so
             that all nodes together keep as much as they have room for, and epochs are shuffled
@@ -74,7 +75,7 @@ class CachedDataset:
         retry_on: Classes of errors. By default OSError, but for missing files and rights.
 
     Raises:
-        ValueError: An argument that is none of these.
+        ValueError: An argument that is none of these, or a dataset that cannot be described.
     """
 
     def __init__(

@@ -5,6 +5,7 @@ import collections
 import datetime
 import functools
 import io
+import itertools
 import logging
 import math
 import multiprocessing
@@ -15,11 +16,14 @@ import struct
 import sys
 import threading
 import tracemalloc
+import types
+import weakref
 from collections import namedtuple
 from pathlib import Path
 from random import Random
 
 import fsspec
+import h5py
 import ml_dtypes
 import numpy as np
 import PIL.Image
@@ -213,7 +217,7 @@ def crop(sample, size=3):
 
 
 def test_equal_datasets_have_equal_fingerprints_and_samples_keys_of_their_own():
-    assert fingerprint_of(Files()) == fingerprint_of(Files(table={"y": [1, 2], "x": 1}))
+    assert fingerprint_of(Files()) == fingerprint_of(Files(table={"x": 1, "y": [1, 2]}))
     assert len(fingerprint_of(Files())) == 32
     mine, other = named("mine"), named("mine", "2")
     names = [0, 1, 10, "0", "1", b"0", b"1"]
@@ -225,6 +229,34 @@ def test_equal_datasets_have_equal_fingerprints_and_samples_keys_of_their_own():
 def named_alike(function):
     function.__qualname__ = "transform"
     return function
+
+
+class Labels(dict):
+    pass
+
+
+class Pixels(np.ndarray):
+    pass
+
+
+def having(value, size):
+    value.size_of_crop = size
+    return value
+
+
+def tree(is_crossed):
+    """Two branches, each with a leaf that refers to its own branch, or to the first."""
+    branches = [Files(), Files()]
+    for branch in branches:
+        branch.me = Files()
+        branch.me.me = branches[0] if is_crossed else branch
+    return branches
+
+
+def nested(content, depth=5000):
+    for _ in range(depth):
+        content = [content]
+    return content
 
 
 #: Values, or data sets, that differ in little.
@@ -249,8 +281,17 @@ ALIKE = [
     [collections.deque([1, 2]), collections.deque([1, 3])],
     [datetime.date(2020, 1, 1), datetime.date(2021, 1, 1)],
     [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.ones(3))],
-    [{(1, 2): 3}, {(1, 2): 4}],
-    [{1.5: 3}, {1.5: 4}],
+    *([{key: 3}, {key: 4}] for key in (1.5, (1, 2), ((1,), 2), np.int64(1), Path("a"), int, None)),
+    [{frozenset([1]): 3}, {frozenset([1]): 4}, {frozenset([2]): 3}],
+    [{"a": 1, "b": 2}, {"b": 2, "a": 1}],
+    *([having(of(), 1), having(of(), 2)] for of in (Labels, lambda: np.arange(3).view(Pixels))),
+    [having(torch.arange(3), 1), having(torch.arange(3), 2), torch.arange(3)],
+    [np.ma.array([1, 2], mask=mask) for mask in ([0, 1], [1, 0])],
+    [torch.eye(3).to_sparse(), 2 * torch.eye(3).to_sparse(), torch.eye(3)],
+    [nested(1), nested(2)],
+    [tree(False), tree(True)],
+    [{Path("a")}, {Path("b")}],
+    [weakref.ref(Labels), weakref.ref(Pixels)],
     [slice(1, 2), slice(1, 3)],
     [re.compile("a"), re.compile("b"), re.compile("a", re.IGNORECASE)],
     [io.BytesIO(b"a"), io.BytesIO(b"b")],
@@ -300,8 +341,106 @@ def test_neither_positions_and_locks_nor_states_of_generators_and_loggers_say_an
         made.append(fingerprint_of(Files(table=[*tools, logging.getLogger("files")])))
         logging.getLogger("files.another")
     assert made[0] == made[1]
-    with pytest.warns(UserWarning, match=r"a builtins\.generator .*fingerprint="):
-        fingerprint_of(Files(table=(number for number in range(3))))
+
+
+CODE = [
+    *("f = lambda im: im.resize((64, 64))", "f = lambda im: im in {64, 65}", "f = lambda im: 64j"),
+    *(
+        "f = lambda im: im.resize(width64=1)",
+        "def f(im, *, size=64): ...",
+        "f = lambda: 0; f.n = 64",
+    ),
+    "SIZE = 64\nf = lambda ims: [im.resize(SIZE) for im in ims]",
+    "crop = lambda im: im[:64]\ndef f(im): return crop(im)",
+    "def of(size): return lambda im: im[:size]\nf = of(64)",
+    "import functools\n@functools.lru_cache\ndef f(im): return im[:64]",
+    "class Base: size = 64\nclass Crop(Base): pass\nf = Crop()",
+    "class Crop:\n  def __call__(self, im): return im[:64]\nf = Crop()",
+    "class Crop:\n  @property\n  def size(self): return 64\nf = Crop()",
+    "import helpers_of_test\ndef f(im): return helpers_of_test.crop(im) # 64",
+    "def f(im):\n  from helpers_of_test import crop\n  return crop(im) # 64",
+    "def f(im):\n  import helpers_of_test as h\n  return h.crop(im) # 64",
+]
+
+
+@pytest.mark.parametrize("text", CODE)
+def test_code_and_what_it_names_count(text, monkeypatch):
+    def found(size):
+        text_of = {"helpers_of_test": "SIZE = 64\ndef crop(im): return im[:SIZE]", "user": text}
+        for name, its_text in text_of.items():
+            module = types.ModuleType(name)
+            monkeypatch.setitem(sys.modules, name, module)
+            exec(its_text.replace("64", size), vars(module))
+        return fingerprint_of(Files(transform=module.f))
+
+    assert found("64") == found("64") != found("96")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ((number for number in range(3)), "a builtins.generator"),
+        (memoryview(b"abc"), "a builtins.memoryview"),
+        (torch.zeros(3, device="meta"), "a torch.Tensor"),
+        (np.frompyfunc(lambda x: x + 1, 1, 1), "a numpy.ufunc"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_described_is_refused(value, kind):
+    with pytest.raises(ValueError, match=rf"dataset\.table\[0\].* is {kind}, .*fingerprint="):
+        fingerprint_of(Files(table=[value]))
+
+
+LEAVES = [
+    *(int, float, str, np.int64, np.array, torch.tensor, lambda n: Path(str(n))),
+    *(lambda n: 1j * n, lambda n: frozenset([n, -1]), lambda n: {Path(str(n)), "a"}),
+    *(
+        lambda n: np.ma.array([0] * 9, mask=[n >> k & 1 for k in range(9)]),
+        lambda n: datetime.date.fromordinal(n + 1),
+    ),
+    *(lambda n: functools.partial(crop, size=n), lambda n: torch.tensor([n + 1]).to_sparse()),
+]
+NODES = [
+    *(list, tuple, lambda items: dict(enumerate(items)), lambda items: Files(table=items)),
+    *(lambda items: {(1, frozenset([2])): items}, collections.deque),
+    *(lambda items: having(Labels(), items), lambda items: adding(items)),
+]
+
+
+def test_one_change_anywhere_is_another_fingerprint():
+    def build(seed, changed=-1):
+        chance, leaves = Random(seed), itertools.count()
+
+        def value(depth):
+            if depth and chance.random() < 0.7:
+                return chance.choice(NODES)([value(depth - 1) for _ in range(chance.randrange(4))])
+            number = next(leaves)
+            return chance.choice(LEAVES)(2 * number + (number == changed))
+
+        return fingerprint_of([value(5)]), next(leaves)
+
+    for seed in range(40):
+        found, count = build(seed)
+        assert build(seed) == (found, count)
+        assert len({found, *(build(seed, leaf)[0] for leaf in range(count))}) == count + 1
+
+
+def test_a_handle_of_hdf5_is_its_file_whether_it_is_open_yet_or_not(tmp_path):
+    for name in "ab":
+        with h5py.File(tmp_path / name, "w") as file:
+            file["x"] = np.arange(3)
+
+    def opened(name, has_name=True):
+        return Files(tmp_path / name if has_name else "", table=h5py.File(tmp_path / name))
+
+    lazy = Files(tmp_path / "a")
+    lazy.table = None
+    assert fingerprint_of(opened("a")) == fingerprint_of(opened("a")) == fingerprint_of(lazy)
+    assert fingerprint_of(opened("a", False)) != fingerprint_of(opened("b", False))
+    closed = opened("a")
+    closed.table.close()
+    with pytest.raises(ValueError, match=r"dataset\.table is a h5py"):
+        fingerprint_of(closed)
 
 
 def test_depth_and_repetition_neither_hide_nor_cost_anything():
@@ -364,14 +503,23 @@ def test_an_array_is_not_copied():
         tracemalloc.stop()
 
 
+class Named:
+    """Its members of sets lie where their addresses say."""
+
+    def __init__(self, name):
+        self.name = name
+
+
 def test_another_process_finds_the_same():
     program = (
-        "from tests.unit.data.test_record import Files, crop, fingerprint_of, fsspec\n"
+        "from tests.unit.data.test_record import Files, Named, crop, fingerprint_of, fsspec\n"
         "store = fsspec.filesystem('memory')\n"
-        "print(fingerprint_of(Files(store, transform=crop, table={'b', 'a', 'c'})))"
+        "table = {'b', 'a', 'c', *map(Named, 'abcdefgh')}\n"
+        "print(fingerprint_of(Files(store, transform=crop, table=table)))"
     )
     done = run_program([sys.executable, "-c", program], check=True)
     store = fsspec.filesystem("memory")  # which knows its process, but does not pickle that
-    expected = fingerprint_of(Files(store, transform=crop, table={"a", "b", "c"}))
+    table = {"a", "b", "c", *map(Named, "hgfedcba")}
+    expected = fingerprint_of(Files(store, transform=crop, table=table))
     # In the other process the classes have the same names, for it imported them by those.
     assert done.stdout.split() == [expected]

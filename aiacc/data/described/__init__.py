@@ -1,0 +1,1 @@
+"""What a dataset is made of, as parts that a fingerprint is made of."""
