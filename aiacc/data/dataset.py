@@ -39,8 +39,8 @@ class CachedDataset:
     twice, and compared.
 
     Records are found by the dataset's fingerprint: its class, length and attributes, the code of
-    the user's functions and classes in these and what that names, and ``version``. Samples are what :func:`aiacc.data.record.encode` takes. Every read gives a new
-    copy.
+    the user's functions and classes in these and what that names, and ``version``. Samples are
+    what :func:`aiacc.data.record.encode` takes. Every read gives a new copy.
 
     Collective: no. All processes of a machine that wrap an equal dataset in the same way share the
     memory, and all that give the same folder the disk, whatever job they are in.
@@ -134,6 +134,7 @@ class CachedDataset:
             dataset.__getitem__, self.fingerprint, self._store, tries, what
         )
         self._reported = self._store.statistics()
+        self._digest: int | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -185,6 +186,12 @@ class CachedDataset:
 
         Every other sampler does, too; `fetching_ahead` wraps one.
 
+        The first call fetches sample 0, and compares it with what the cache has for it. With shard
+        "neighbour" the ranks compare it, too, when they exchange samples first.
+
+        Collective: no.
+        Blocks: while sample 0 is fetched.
+
         Args:
             shuffle: Whether every epoch has an order of its own.
             seed: Of the orders and of the division among nodes; equal on all ranks.
@@ -202,7 +209,9 @@ class CachedDataset:
 
         Raises:
             ValueError: An argument that is none of these, or nodes of different sizes without
-                ``topology``; shard "neighbour" in a job of another size, or without memory.
+                ``topology``; shard "neighbour" in a job of another size, or without memory; sample
+                0 is another one here than for other processes with an equal fingerprint.
+            Exception: What the dataset raised.
         """
         if ahead < 0:
             raise ValueError(f"ahead={ahead} (expected 0, nothing ahead, or more samples)")
@@ -226,9 +235,10 @@ class CachedDataset:
             self._source = dataclasses.replace(self._source, keeps=owner == place.node)
             fetcher = Fetcher(self._source.bring, self._requests, None)
             through = Exchange(
-                self._source, place, owner, fetcher, ahead or _AHEAD, patience_s
+                self._source, place, owner, fetcher, ahead or _AHEAD, patience_s, self._checked()
             ).through
         else:
+            self._checked()
             wants_everyones = False
             given = self.fetching_ahead((), ahead).through if ahead else iter
 
@@ -341,6 +351,12 @@ class CachedDataset:
         if not -length <= number < length:
             raise IndexError(f"sample {number} of a dataset of {length}")
         return number % length
+
+    def _checked(self) -> int:
+        """A digest of sample 0, which the cache has for an equal fingerprint; 0 without any."""
+        if self._digest is None:
+            self._digest = self._source.check(0) if self._keeps and len(self) else 0
+        return self._digest
 
     def _finish(self, sample: Any) -> Any:
         return sample if self.transform is None else self.transform(sample)

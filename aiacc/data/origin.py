@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import time
 import warnings
@@ -85,6 +86,31 @@ class Source:
                     stacklevel=2,
                 )
         return data
+
+    def check(self, name: Any) -> int:
+        """Fetch a sample, and see that the cache has the same of an equal fingerprint.
+
+        Returns:
+            A digest of the sample's record, 64 bits with a sign.
+
+        Raises:
+            ValueError: The cache has another one, of another process or of an earlier job.
+            Exception: What the user's function raised.
+        """
+        data = record.encode(self._attempts(name))
+        if self.keeps is None:  # otherwise the ranks compare digests
+            self.store.bring(self.key(name), lambda: data)
+        kept = self.store.find(self.key(name), lent=True)
+        # A sample that is augmented at random is another one each time, of which `fetch` warns.
+        if kept not in (None, data) and record.encode(self._attempts(name)) == data:
+            raise ValueError(
+                f"sample {name} of {self.what} is another one here than in the cache, where one of "
+                f"an equal fingerprint is kept, {self.fingerprint} (expected equal samples): the "
+                "datasets of two ranks, or of this job and an earlier one, differ; give each a "
+                "fingerprint= of its own, or another version="
+            )
+        found = hashlib.blake2b(data, digest_size=8).digest()
+        return int.from_bytes(found, "little", signed=True)
 
     def _stays(self, name: Any) -> bool:
         return self.keeps is None or bool(self.keeps[name])

@@ -21,7 +21,7 @@ import numpy as np
 
 from aiacc.array import allgather, alltoall
 from aiacc.data.ahead import Fetcher, how_far_together
-from aiacc.data.neighbours.rounds import Message, Plan
+from aiacc.data.neighbours.rounds import Message, Plan, odd_ones
 from aiacc.data.orders import Epoch, Indices, Topology
 from aiacc.data.origin import Source
 from aiacc.exceptions import ShutdownError
@@ -63,6 +63,7 @@ class Exchange:
         fetcher: Fetcher,
         ahead: int,
         patience_s: float,
+        digest: int = 0,
     ) -> None:
         """Nothing is sent yet.
 
@@ -73,6 +74,7 @@ class Exchange:
             fetcher: Gets what no round has brought.
             ahead: Samples of this rank that are brought or fetched before their turn, at most.
             patience_s: Seconds that a round may take.
+            digest: Of a sample that all ranks know, 64 bits.
         """
         self._source = source
         self._topology = topology
@@ -81,6 +83,7 @@ class Exchange:
         self._ahead = ahead
         self._each = -(-ahead // _ROUNDS_AHEAD)
         self._patience_s = patience_s
+        self._digest = digest
         self._queue: queue.SimpleQueue[_Round | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         #: Number in the job of each rank of the topology.
@@ -179,7 +182,7 @@ class Exchange:
             self._is_over = True
             warnings.warn(
                 f"samples are not taken from other nodes any more, but fetched: {why}; let all "
-                "ranks read equally many samples of each epoch, of datasets with the same "
+                "ranks read equally many samples of each epoch, of equal datasets with the same "
                 f"fingerprint (here {self._source.fingerprint})",
                 stacklevel=3,
             )
@@ -271,9 +274,20 @@ class Exchange:
                 del self._homeless[index]
 
     def _find_ranks(self) -> list[int]:
-        """The number in the job of each rank of the topology."""
-        mine: Any = np.array([self._topology.rank], np.int64)
-        order: list[int] = np.argsort(allgather(mine, self._name("ranks"))).tolist()
+        """The number in the job of each rank of the topology.
+
+        Raises:
+            ValueError: The ranks' samples differ.
+        """
+        mine: Any = np.array([[self._topology.rank, self._digest]], np.int64)
+        places, digests = np.transpose(allgather(mine, self._name("ranks")))
+        if odd := odd_ones(digests.tolist()):
+            raise ValueError(
+                f"sample 0 of rank {', '.join(map(str, odd))} is another one than that of rank "
+                f"{next(rank for rank in range(len(digests)) if rank not in odd)} (expected equal "
+                "samples of equal fingerprints)"
+            )
+        order: list[int] = np.argsort(places).tolist()
         return order
 
     def _name(self, what: str) -> str:

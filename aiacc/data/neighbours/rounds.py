@@ -95,3 +95,9 @@ class Message:
             records.append((key, stays, data[at : at + size]))
             at += size
         return Message(number, is_full, records)
+
+
+def odd_ones(digests: Sequence[int]) -> list[int]:
+    """Ranks whose digest is not that of most, or of the first of as many. Pure."""
+    usual = max(digests, key=digests.count)
+    return [rank for rank, digest in enumerate(digests) if digest != usual]

@@ -95,13 +95,13 @@ def test_every_sample_is_fetched_once_by_all_nodes_together(tmp_path):
 
 
 class Gated(Origin):
-    """Answers on one node only while somebody has the gate open for writing."""
+    """Answers on one node only while somebody has the gate open for writing; 0 at once."""
 
     def __init__(self, gate):
         self.gate = gate
 
     def __getitem__(self, index):
-        if self.gate is not None:
+        if self.gate is not None and index:
             with Path(self.gate).open("rb"):
                 pass
         return super().__getitem__(index)
@@ -125,6 +125,23 @@ def test_nobody_waits_for_what_another_one_fetches(tmp_path):
         assert _read(cached, sampler)
         hvd.barrier()
         assert cached.statistics().fetched == SAMPLES // 2
+
+
+class Odd(Origin):
+    def __getitem__(self, index):
+        return super().__getitem__(index) + 1
+
+
+@on_ranks(3)
+def test_ranks_with_other_samples_of_an_equal_fingerprint_are_told(tmp_path):
+    origin = Odd() if hvd.rank() == 1 else Origin()
+    with _node(tmp_path, (1, 1, 1), origin=origin) as (place, cached):
+        sampler = cached.sampler(seed=1, topology=place)
+        with pytest.warns(
+            UserWarning, match="sample 0 of rank 1 is another one than that of rank 0"
+        ):
+            assert all(torch.equal(cached[index], origin[index]) for index in sampler)
+        assert cached.statistics().received == 0
 
 
 @on_ranks(2)

@@ -108,6 +108,30 @@ def test_augmentation_inside_the_dataset_is_noticed(tmp_path, opened):
     assert same(cached[4], kept)
 
 
+def test_other_samples_of_an_equal_fingerprint_are_told_by_one_fetch(tmp_path, opened):
+    class Other(Origin):
+        def __getitem__(self, index):
+            return super().__getitem__(index + 1)
+
+    of_all = {"fingerprint": "one", "disk": (tmp_path / "disk", "1MB")}
+    sources = [Origin(tmp_path / "log"), Other(tmp_path / "other")]
+    for _ in range(2):  # at the same time; and with what an earlier job has left on the disk
+        caches = [opened(source, **of_all) for source in sources]
+        caches[0].sampler()
+        with pytest.raises(ValueError, match=r"sample 0 of Other is another one .*fingerprint="):
+            caches[1].sampler()
+        caches[0].sampler()
+        assert fetches(sources[0]) == [0]
+        Path(sources[0].log).unlink()
+        for cached in caches:
+            cached.close()
+    augmented = opened(Augmented(tmp_path / "log"))
+    augmented._store.count("compared", 3)
+    augmented[0]
+    augmented.sampler()  # which is no other dataset
+    opened([]).sampler()
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_a_data_loader_share_what_they_have(cached, method):
     """One of the reasons for which torch has no such cache: a copy per worker."""

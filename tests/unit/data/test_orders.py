@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from aiacc.data.neighbours.rounds import Message, Plan
+from aiacc.data.neighbours.rounds import Message, Plan, odd_ones
 from aiacc.data.orders import (
     SHARDS,
     Epoch,
@@ -171,6 +171,11 @@ def test_the_ranks_of_a_node_send_alike():
     sent = [sum(map(len, plan.sends(rank, 0, 10_000))) for rank in range(4)]
     assert sum(sent) > 4500
     assert max(sent) < 1.1 * min(sent)
+
+
+def test_ranks_whose_samples_differ_are_those_that_differ_from_most():
+    found = [odd_ones(digests) for digests in ([5, 5], [5, 6], [6, 5, 5], [5, 6, 7], [1])]
+    assert found == [[], [1], [0], [1, 2], []]
 
 
 def test_messages_come_back_and_halves_are_refused():
