@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from aiacc import _core, script_end, startup
+from aiacc import _core, script_end, siblings, startup
 from aiacc.autotune import tuner
 from aiacc.bootstrap import Provider, seat
 from aiacc.bootstrap.providers import pmi
@@ -232,6 +232,7 @@ def _begin(
         except BaseException:
             _core.shutdown()
             seat.release_all()
+            siblings.be_no_rank()
             unregister_all()
             raise
         _shut_down_at_exit()
@@ -305,6 +306,7 @@ def _end(how: str) -> None:
         tuner.stop()
         _core.shutdown(how)
         seat.release_all()
+        siblings.be_no_rank()
         unregister_all()
 
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from aiacc import _core, mpi_library
+from aiacc import _core, mpi_library, siblings
 from aiacc.autotune import tuner
 from aiacc.bootstrap import (
     Contribution,
@@ -32,9 +32,9 @@ from aiacc.bootstrap.processes import fill_standard_descriptors, lack_of_address
 from aiacc.bootstrap.provider import AloneProvider, command_line
 from aiacc.bootstrap.reach import Presence
 from aiacc.bootstrap.rendezvous import RendezvousProvider
+from aiacc.bootstrap.selection import told
 from aiacc.config import LauncherEnvironment, launcher_environment, own_variables
 from aiacc.exceptions import BootstrapError, CollectiveError
-from aiacc.siblings import warning_about_siblings
 from aiacc.unknown_variables import warning_about
 
 
@@ -58,6 +58,9 @@ def start(provider: Provider | None = None) -> JobPlan:
     chosen = provider is None
     try:
         config = _core.config()
+        mine = told(environment, config)
+        if problem := siblings.error_of_child(mine, chosen=chosen):
+            raise BootstrapError(problem)
         if provider is None:
             provider = select_provider(environment, config)
     except (BootstrapError, ValueError) as error:
@@ -65,7 +68,7 @@ def start(provider: Provider | None = None) -> JobPlan:
             raise
         raise type(error)(f"{error}. {unknown}") from error
     if chosen and isinstance(provider, AloneProvider) and not provider.told:
-        alone = warning_about_siblings()
+        alone = siblings.warning_about_siblings()
         if alone:
             warnings.warn(alone, stacklevel=4)
     if unknown and provider.rank == 0:
@@ -117,6 +120,7 @@ def start(provider: Provider | None = None) -> JobPlan:
             _core.log_info(f"[bootstrap] tensors on GPUs are staged: {plan.gpu_engine_reason}")
         if isinstance(provider, RendezvousProvider):
             provider.keep_seat()
+        siblings.be_rank(mine)
         if config["autotune"]:
             tuner.start(provider.rank, plan.lanes)
         return plan

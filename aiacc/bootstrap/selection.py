@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
+import os
 from collections.abc import Mapping
 
 from aiacc.bootstrap.address import join_address
@@ -21,6 +24,7 @@ from aiacc.config import (
     TorchrunEnvironment,
 )
 from aiacc.exceptions import BootstrapError
+from aiacc.siblings import CONNECTION
 
 _log = logging.getLogger("aiacc.bootstrap")
 
@@ -58,6 +62,22 @@ def select_provider(environment: LauncherEnvironment, config: Config) -> Provide
     if isinstance(launcher, MpiEnvironment):
         return _mpi(launcher, config, generation)
     return _slurm(launcher, config, generation)
+
+
+def told(environment: LauncherEnvironment, config: Config) -> str:
+    """What makes this process a rank of its job, "rank 1 of 2: ..."; "" if nothing does."""
+    names = ("rank", "size", "addr", "token", "rendezvous_file")
+    rank, size, address, _, path = explicit = [str(config[name]) for name in names]
+    if str(UNKNOWN) not in (rank, size) and (size == "1" or address or path):
+        return f"rank {rank} of {size}: {' '.join(explicit)}" if size != "1" else ""
+    launcher = launcher_of(environment)
+    if launcher is None or launcher.size == 1:
+        return ""
+    text = f"rank {launcher.rank} of {launcher.size}: {dataclasses.replace(launcher, distance=0)}"
+    if isinstance(launcher, MpiEnvironment) and _has_pmi(launcher):
+        with contextlib.suppress(OSError):  # most that a rank starts do not inherit it
+            return f"{text}{CONNECTION}{os.fstat(launcher.pmi_fd).st_ino}"
+    return text
 
 
 def launcher_of(environment: LauncherEnvironment) -> Launcher | None:

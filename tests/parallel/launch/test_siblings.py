@@ -1,4 +1,4 @@
-"""Processes of one parent that each start a job of one rank are told, and nobody else is."""
+"""Processes that take themselves for what another one is are told, and nobody else is."""
 
 import multiprocessing
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 import aiacc
 from tests.support.programs import run_program
-from tests.support.ranks import ROOT, rank_environment, run_ranks
+from tests.support.ranks import ROOT, launch_command, rank_environment, run_ranks
 
 CHILDREN = 3
 
@@ -105,3 +105,77 @@ def test_workers_that_import_a_script_which_initialises(tmp_path):
     )
     done = run_program([sys.executable, str(script)], env=rank_environment({}))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+RANK_WITH_CHILDREN = """
+import multiprocessing, os, subprocess, sys
+import aiacc, aiacc.array as hvd
+def child():
+    aiacc.shutdown()  # of what a fork has inherited
+    try:
+        aiacc.init()
+    except aiacc.BootstrapError as error:
+        print(f"{error}\\n", end="", flush=True)
+        return
+    print(f"{aiacc.rank()} of {aiacc.size()}\\n", end="", flush=True)
+    aiacc.shutdown()
+def program(**changes):
+    subprocess.run([sys.executable, __file__, "child"], env={**os.environ, **changes}, check=True)
+if sys.argv[1:] == ["child"]:
+    child()
+elif __name__ == "__main__":
+    aiacc.init()
+    program()
+    program(AIACC_RANK="0", AIACC_SIZE="1")
+    forked = multiprocessing.get_context("fork").Process(target=child)
+    forked.start()
+    forked.join()
+    hvd.barrier()
+    aiacc.shutdown()
+    if os.environ["AFTERWARDS"]:
+        program()
+"""
+UNGUARDED = """
+import multiprocessing, sys
+import aiacc
+aiacc.init()
+worker = multiprocessing.get_context("spawn").Process(target=print)
+worker.start()
+worker.join()
+assert worker.exitcode == 1
+"""
+LAUNCHERS = [
+    "aiaccrun",
+    "torchrun",
+    pytest.param("mpirun", marks=pytest.mark.mpi),
+    pytest.param("srun", marks=pytest.mark.nightly),
+    pytest.param("openmpi", marks=[pytest.mark.mpi, pytest.mark.nightly]),
+]
+
+
+def run_script(launcher, folder, text, **changes):
+    """What two ranks of a script print, as sorted lines."""
+    script = folder / "train.py"
+    script.write_text(text)
+    command = launch_command(launcher, 2, [str(script)])
+    return run_program(command, env=rank_environment(changes), merged=True, check=True).stdout
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_what_a_rank_starts_is_not_that_rank(launcher, tmp_path):
+    # MPICH's descriptor goes to no program: its rank ends what it began.
+    afterwards = "" if launcher == "mpirun" else "1"
+    said = run_script(launcher, tmp_path, RANK_WITH_CHILDREN, AFTERWARDS=afterwards)
+    for rank in range(2):
+        assert said.count(f"rank {rank} of 2 is process ") == 2  # to the program, and to the fork
+        assert said.count(f"{rank} of 2\n") == bool(afterwards)  # when the rank is none any more
+    assert said.count("set AIACC_RANK=0 and AIACC_SIZE=1") == 4
+    assert said.count("0 of 1\n") == 2
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_worker_that_runs_the_script_of_its_rank_again(launcher, tmp_path):
+    said = run_script(launcher, tmp_path, UNGUARDED)
+    for rank in range(2):
+        assert said.count(f"rank {rank} of 2 is process ") == 1
+    assert said.count('below `if __name__ == "__main__":`') == 2
