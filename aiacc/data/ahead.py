@@ -76,7 +76,10 @@ class Fetcher:
         self._given = 0
 
     def through(self, indices: Iterable[int], count: int) -> Iterator[int]:
-        """The same indices; each is announced ``count`` places before its turn."""
+        """The same indices; each is announced ``count`` places before its turn, if that is any."""
+        if not count:
+            yield from indices
+            return
         coming: deque[int] = deque()
         self.start()
         try:

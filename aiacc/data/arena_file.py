@@ -8,6 +8,7 @@ closing any descriptor of a file would drop all fcntl locks that the process has
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import mmap
@@ -19,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aiacc.data.layout import Layout
+from aiacc.data.sizes import leaves_room
 
 #: Longer than the index of an arena takes to be made, or a file to be removed.
 _PATIENCE_S = 60.0
@@ -155,6 +157,8 @@ def _create(path: Path, layout: Layout) -> ArenaFile | None:
     try:
         if not try_lock(descriptor, fcntl.LOCK_SH):  # others sweep it away
             return None
+        if layout.size > layout.heap_at and not leaves_room(descriptor, layout.heap_at):
+            raise OSError(errno.ENOSPC, "the index of a cache would take what others need", path)
         os.posix_fallocate(descriptor, 0, layout.heap_at)
         os.ftruncate(descriptor, layout.size)
         os.pwrite(descriptor, layout.pack(), 0)

@@ -49,7 +49,9 @@ class CachedDataset:
         dataset: Has ``__getitem__`` and ``__len__``. Its samples depend on their index only.
         memory: Bytes of the node's memory ("8GB", "8GiB" or a number), for all its processes
             together; or a folder of a memory file system and the bytes; None: none. No more than
-            three quarters of what the machine, the container or the job has, or the file system.
+            three quarters of what the machine, the container or the job has, or the file system;
+            of /dev/shm, a quarter of which and at least 1 GiB is left to others, what is beyond
+            that: nothing of a container's 64 MB.
         disk: Folder of a local disk, and the bytes that caches may have there, for all datasets
             together: records of others that nobody uses make room. They go to ``aiacc-cache`` in
             that folder, and stay when the job ends. Where nothing can be written, what is there is
@@ -269,6 +271,8 @@ class CachedDataset:
             raise ValueError("fetching ahead without memory= and disk= (expected one of them)")
 
         def reach() -> int:
+            if not self._store.takes_ahead:  # everything would be fetched twice
+                return 0
             found = self.statistics()
             mean = found.fetched_bytes / found.fetched if found.fetched else 0.0
             return how_far(count, self._store.window, mean)

@@ -9,8 +9,11 @@ from pathlib import Path, PurePosixPath
 #: Where files are in memory.
 SHARED_MEMORY = Path("/dev/shm")
 #: Of all memory; more of it in a cache, and the kernel would end processes for the rest. Of a file
-#: system, too: tensors between DataLoader workers and between ranks are in it.
+#: system, too.
 _MOST_SHARE = 0.75
+#: Bytes of `SHARED_MEMORY` that are left to others at least, however small it is: the batches of
+#: DataLoader workers are there, and they die where these find no room.
+_LEAST_FREE = 1 << 30
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _BINARY = {f"{unit}i": 1024**power for power, unit in enumerate(_UNITS) if unit}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", re.IGNORECASE)
@@ -74,28 +77,41 @@ def memory_there_is(root: Path = Path("/")) -> int:
     return min(limits, default=0)
 
 
-def room_there_is(folder: Path) -> int:
-    """Bytes of the file system that a folder is on, full or not; 0 if nobody says."""
+def room_there_is(folder: Path) -> tuple[int, bool]:
+    """Bytes of the file system that a folder is on, full or not, and whether others use it.
+
+    0 bytes if nobody says.
+    """
     try:
         system = os.statvfs(folder)
+        return system.f_blocks * system.f_frsize, is_shared(folder.stat().st_dev)
     except OSError:
-        return 0
-    return system.f_blocks * system.f_frsize
+        return 0, False
+
+
+def left_free(room: int) -> int:
+    """Bytes of a `SHARED_MEMORY` of ``room`` bytes that caches leave to others. Pure."""
+    return min(room, max(_LEAST_FREE, int((1 - _MOST_SHARE) * room)))
+
+
+def is_shared(device: int) -> bool:
+    """Whether a device is the file system of `SHARED_MEMORY`, which everybody uses."""
+    try:
+        return device == SHARED_MEMORY.stat().st_dev
+    except FileNotFoundError:
+        return False
 
 
 def leaves_room(descriptor: int, size: int) -> bool:
     """Whether a file may take ``size`` bytes more of its file system in memory.
 
-    A quarter of it stays free, however many caches, jobs and others use it. Other file systems are
-    the business of who has given a folder there.
+    What `left_free` says stays free, however many caches, jobs and others use it. Other file
+    systems are the business of who has given a folder there.
     """
-    try:
-        is_memory = os.fstat(descriptor).st_dev == SHARED_MEMORY.stat().st_dev
-    except FileNotFoundError:
-        return True
     system = os.fstatvfs(descriptor)
     free = system.f_bavail * system.f_frsize - size
-    return not is_memory or free >= (1 - _MOST_SHARE) * system.f_blocks * system.f_frsize
+    is_others = not is_shared(os.fstat(descriptor).st_dev)
+    return is_others or free >= left_free(system.f_blocks * system.f_frsize)
 
 
 def is_backed(descriptor: int, begin: int, size: int) -> bool:
@@ -106,9 +122,17 @@ def is_backed(descriptor: int, begin: int, size: int) -> bool:
         return False
 
 
-def most_memory(*there_is: int) -> float:
-    """Bytes that caches may have where there are so many, in each sense; 0: not known. Pure."""
-    return _MOST_SHARE * min(filter(None, there_is), default=float("inf"))
+def most_memory(there_is: int, room: int, is_shared: bool) -> float:
+    """Bytes that a cache may have. Pure.
+
+    Args:
+        there_is: Bytes of memory; 0: not known.
+        room: Bytes of the file system that it is in; 0: not known.
+        is_shared: Whether that is `SHARED_MEMORY`.
+    """
+    of_memory = _MOST_SHARE * there_is or float("inf")
+    of_room = room - left_free(room) if is_shared else _MOST_SHARE * room
+    return min(of_memory, of_room if room else float("inf"))
 
 
 def _lines(path: Path) -> list[str]:

@@ -86,6 +86,11 @@ class Store:
         """Bytes of memory for records that are fetched ahead and do not stay."""
         return self._arena.window
 
+    @property
+    def takes_ahead(self) -> bool:
+        """Whether any tier takes records that are fetched ahead."""
+        return self.window > 0 or self._disk is not None
+
     def statistics(self) -> Statistics:
         """What all processes of the node have counted since the first of them came."""
         self._check_open()
@@ -291,19 +296,23 @@ class Store:
     def _open_arena(self) -> Arena:
         folder, size = self._tiers.memory
         evict = self._tiers.evict
-        there_is, room = memory_there_is(), room_there_is(folder)
-        if size > most_memory(there_is, room):
-            given, size = size, int(most_memory(there_is, room))
-            limit = f"this machine, container or job has {there_is}"
-            remedy = "give less to memory=, and more to disk="
-            if room == min(filter(None, (there_is, room))):
-                limit = f"{folder} has {room}"
-                remedy += ", or more to the file system (docker run --shm-size)"
-            warnings.warn(
-                f"memory={given} is cut to {size} bytes: {limit} (expected at most three quarters "
-                f"of them), and processes would be killed for the rest; {remedy}",
-                stacklevel=4,
+        there_is, (room, is_shared) = memory_there_is(), room_there_is(folder)
+        most = most_memory(there_is, room, is_shared)
+        if size > most:
+            given, size = size, int(most)
+            limit = (
+                f"this machine, container or job has {there_is} (expected at most three quarters "
+                "of them), and processes would be killed for the rest; give less to memory=, and "
+                "more to disk="
             )
+            if most < most_memory(there_is, 0, is_shared):
+                limit = (
+                    f"{folder} has {room} (expected {room - size} of them left to others, such as "
+                    "DataLoader workers); give more to the file system (docker run --shm-size), "
+                    "or less to memory=, and more to disk="
+                )
+            warnings.warn(f"memory={given} is cut to {size} bytes: {limit}", stacklevel=4)
+            self._told |= {"size"} if not size else set()
         plan = layout.plan(size, self._tiers.samples, evict)
         name = f"{self._fingerprint}-{size}-{evict}"
         try:

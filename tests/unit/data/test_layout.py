@@ -9,6 +9,7 @@ import pytest
 
 from aiacc.data import sizes, store
 from aiacc.data.admission import Place, admit, bottom, is_free, is_in_window
+from aiacc.data.arena import Arena
 from aiacc.data.layout import (
     ALIGNMENT,
     ENTRY,
@@ -55,25 +56,37 @@ def test_the_least_limit_counts(tmp_path, cgroup, limits, expected):
 
 
 @pytest.mark.parametrize(
-    ("limit", "memory", "said"),
+    ("limit", "there_is", "memory", "kept", "said"),
     [
-        ("memory_there_is", 1_600_000, "memory=1600000 is cut to 1500000 bytes: .* 2000000"),
-        ("room_there_is", "8GB", "cut to 1500000 bytes: .* has 2000000 .*--shm-size"),
+        ("memory_there_is", 2_000_000, 1_600_000, 1_500_000, " 2000000 .*disk="),
+        ("room_there_is", (2_000_000, False), "8GB", 1_500_000, " has 2000000 .*--shm-size"),
+        ("room_there_is", ((1 << 30) + 900_000, True), "8GB", 900_000, "DataLoader.*--shm-size"),
+        ("room_there_is", (64 << 20, True), "8GB", 0, "has 67108864 .*--shm-size"),
     ],
 )
-def test_a_cache_does_not_take_all_there_is(opened, tmp_path, monkeypatch, limit, memory, said):
-    monkeypatch.setattr(store, limit, lambda *_: 2_000_000)
-    with pytest.warns(UserWarning, match=said):
+def test_a_cache_does_not_take_all_there_is(
+    opened, tmp_path, monkeypatch, limit, there_is, memory, kept, said
+):
+    monkeypatch.setattr(store, limit, lambda *_: there_is)
+    with pytest.warns(UserWarning, match=f"memory=.* is cut to {kept} bytes: .*{said}"):
         cached = opened(list(range(9)), memory=memory)
-    assert [path.stat().st_size for path in tmp_path.glob("shm/*")] == [1_500_000]
-    assert cached[3] == 3
+    assert [path.stat().st_size for path in tmp_path.glob("shm/*")] == [
+        max(kept, plan(0, 9, "never").size)
+    ]
+    assert [cached[index] for index in cached.sampler(ahead=4, shuffle=False)] == list(range(9))
+    assert cached.statistics().ahead <= bool(kept) * 9 + 1  # nothing twice
 
 
 def test_the_most_that_a_cache_takes_and_its_folder(tmp_path, monkeypatch):
-    assert sizes.most_memory(0) == sizes.most_memory(0, 0) == float("inf")
-    assert sizes.most_memory(8000, 4000) == sizes.most_memory(0, 4000) == 3000
-    assert sizes.room_there_is(tmp_path / "none") == 0
-    assert sizes.room_there_is(tmp_path) >= shutil.disk_usage(tmp_path).free
+    assert sizes.most_memory(0, 0, False) == sizes.most_memory(0, 0, True) == float("inf")
+    for there_is in (8000, 0):
+        assert sizes.most_memory(there_is, 4000, False) == 3000
+    gib = 1 << 30
+    of_shared = {0.1: 0, 1: 0, 1.5: 0.5, 4: 3, 8: 6}
+    assert {n: sizes.most_memory(0, int(n * gib), True) / gib for n in of_shared} == of_shared
+    assert sizes.room_there_is(tmp_path / "none") == (0, False)
+    assert sizes.room_there_is(tmp_path)[0] >= shutil.disk_usage(tmp_path).free
+    assert sizes.room_there_is(sizes.SHARED_MEMORY)[1]
     monkeypatch.setenv("HOME", str(tmp_path))
     assert sizes.folder_and_bytes(("~/cache", "1kB"), "disk") == (tmp_path / "cache", 1000)
     with pytest.raises(ValueError, match=r'disk="?.*a folder and a size'):
@@ -94,13 +107,20 @@ def test_sizes(size, expected):
             sizes.parse_bytes(none, "memory")
 
 
-def test_a_quarter_of_the_file_system_in_memory_stays_free(tmp_path, monkeypatch):
-    system = os.statvfs_result((1000, 1000, 4000, 3000, 2000, 0, 0, 0, 0, 255))
+@pytest.mark.parametrize(("blocks", "free"), [(8, 2), (4, 1), (2, 1)])
+def test_what_others_need_of_the_file_system_in_memory_stays_free(
+    tmp_path, monkeypatch, blocks, free
+):
+    gib = 1 << 30
+    system = os.statvfs_result((gib, gib, blocks, 0, free, 0, 0, 0, 0, 255))
     monkeypatch.setattr(sizes.os, "fstatvfs", lambda descriptor: system)
     monkeypatch.setattr(sizes, "SHARED_MEMORY", tmp_path)
     with (tmp_path / "file").open("w") as file:
-        assert sizes.leaves_room(file.fileno(), 1_000_000)  # of 2,000,000 free and 4,000,000 in all
-        assert not sizes.leaves_room(file.fileno(), 1_000_001)
+        assert sizes.leaves_room(file.fileno(), 0)
+        assert not sizes.leaves_room(file.fileno(), 1)
+        with pytest.raises(OSError, match="the index of a cache"):
+            Arena(tmp_path, "large", plan(10**6, 100, "never"), "never")
+        Arena(tmp_path, "counters", plan(0, 0, "never"), "never").close()
         monkeypatch.setattr(sizes, "SHARED_MEMORY", Path("/proc"))  # another file system
         assert sizes.leaves_room(file.fileno(), 10**9)
         monkeypatch.setattr(sizes, "SHARED_MEMORY", tmp_path / "none")
