@@ -13,9 +13,8 @@ import os
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 #: Where packages are installed.
 _PACKAGES = {"dist-packages", "site-packages"}
@@ -25,6 +24,7 @@ _UNSAID = {
     *("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__annotate__"),
     *("__annotate_func__", "__annotations_cache__", "__conditional_annotations__"),
     *("__firstlineno__", "__static_attributes__", "__slotnames__", "_abc_impl"),
+    *("__orig_bases__", "__parameters__", "__type_params__"),
     *("__builtins__", "__cached__", "__file__", "__loader__", "__path__", "__spec__"),
 }
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
@@ -38,8 +38,7 @@ _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _NOTHING = ("CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL")
 
 
-@dataclass(frozen=True)
-class Of:
+class Of(NamedTuple):
     """Another object that is a part, and how one gets to it."""
 
     value: Any
