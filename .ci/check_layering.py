@@ -71,7 +71,7 @@ PACKAGES = {
     "tensorflow/ops": "collectives tensorflow",
     "tensorflow/keras": "collectives planning tensorflow tensorflow/ops",
     "keras": "planning tensorflow tensorflow/keras",
-    "compat": "torch",
+    "compat": "run torch",
     "compat/site": "compat",
 }
 #: What the modules at the top of aiacc may import.

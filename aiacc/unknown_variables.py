@@ -23,7 +23,7 @@ def warning_about(variables: Mapping[str, str], known: Collection[str]) -> str:
     ]
     if not unknown:
         return ""
-    named = [name + _guess(name, known) for name in unknown]
+    named = [name + guess(name, known) for name in unknown]
     which = "is no variable" if len(named) == 1 else "are no variables"
     return (
         f"[config] {', '.join(named)} {which} of aiacc and without effect; `aiaccrun --help-env` "
@@ -31,6 +31,7 @@ def warning_about(variables: Mapping[str, str], known: Collection[str]) -> str:
     )
 
 
-def _guess(name: str, known: Collection[str]) -> str:
+def guess(name: str, known: Collection[str]) -> str:
+    """Which of the known names one may stand for, as the rest of a phrase; "" for none."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
     return f" (did you mean {close[0]}?)" if close else ""

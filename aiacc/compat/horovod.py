@@ -1,6 +1,7 @@
 """Makes ``import horovod.torch as hvd`` and its like find aiacc, in scripts that shall not change.
 
-Call `install` before anything imports horovod, or start the script by ``aiaccrun --as-horovod``.
+Call `install` before anything imports horovod, or start the script by ``aiaccrun --as-horovod``, or
+where mpirun, srun, torchrun or Kubernetes start ranks by ``python -m aiacc.compat.horovod``.
 Every name below ``horovod`` stands for a module of aiacc, the very same object: a class that one
 part of a program takes from ``horovod.torch`` and another from ``aiacc.torch`` is one class.
 """
@@ -11,11 +12,15 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import threading
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NoReturn
+
+from aiacc.config import child_environment
+from aiacc.run.command import as_horovod
 
 #: The version of Horovod whose API this is.
 VERSION = "0.28.1"
@@ -143,6 +148,45 @@ def run(func: Any, *args: Any, **kwargs: Any) -> NoReturn:
         "horovod.run is not available (expected a program that a launcher has started); call the "
         "function in a script, and start that by `aiaccrun --as-horovod -np N python script.py`"
     )
+
+
+def interpreter(original: Sequence[str], arguments: Sequence[str], module: str) -> list[str]:
+    """The options of the interpreter that runs ``-m module`` with ``arguments``. Pure.
+
+    Args:
+        original: ``sys.orig_argv``: "python", "-u", "-m", the module and the arguments.
+        arguments: What follows the module.
+        module: Its name.
+    """
+    *options, last = original[1 : len(original) - len(arguments)]
+    if last == module:
+        last = options.pop()  # "-m", or "-um"
+    before = last.removesuffix(module).removesuffix("m")
+    return [*options, *([before] if before != "-" else [])]
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Turn this process into one that runs a script under Horovod's names; see `install`.
+
+    The process stays the same one, whoever launched it; what it starts has the names, too.
+
+    Args:
+        arguments: What follows ``python``: a script, or ``-m module``, and its arguments.
+    """
+    if not arguments or sys.flags.ignore_environment:
+        what = "python -E or -I ignores PYTHONPATH" if arguments else "no script"
+        sys.stderr.write(
+            f"aiacc.compat.horovod: {what} (expected a script, or -m and a module, and arguments, "
+            "as in `mpirun -np 2 python -m aiacc.compat.horovod train.py --epochs 3`)\n"
+        )
+        sys.exit(2)
+    options = interpreter(sys.orig_argv, arguments, "aiacc.compat.horovod")
+    environment = child_environment(as_horovod(child_environment({})))
+    os.execve(sys.executable, [sys.executable, *options, *arguments], environment)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
 
 
 class _Alias(importlib.abc.Loader):

@@ -135,7 +135,13 @@ def _launch_of(options: argparse.Namespace) -> Launch:
     if ranks is None:
         ranks = sum(host.slots for host in hosts)
     if ranks < 1:
-        raise ValueError("how many ranks? (expected -np N with N >= 1, or --hosts)")
+        wrapper = (
+            "; ranks of mpirun, srun or torchrun start `python -m aiacc.compat.horovod script.py`"
+        )
+        raise ValueError(
+            "how many ranks? (expected -np N with N >= 1, or --hosts)"
+            + (wrapper if options.as_horovod else "")
+        )
     if hosts:
         hosts = take(hosts, ranks)
     return Launch(

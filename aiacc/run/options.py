@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from aiacc import _core
 from aiacc.planning.trace import Trace
 from aiacc.run.ignored import add_ignored
+from aiacc.unknown_variables import guess
 
 #: Option to variable, and what stands for its value in the help: these only set what the user
 #: could set in the environment.
@@ -29,9 +32,31 @@ _SETTINGS = {
 _MOST_SECONDS = 86400
 
 
+class Parser(argparse.ArgumentParser):
+    """Says which option or command one that it does not know may stand for."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message, and end with 2."""
+        unknown = re.match(r"unrecognized arguments: (.*)", message)
+        words = unknown[1].split() if unknown else re.findall(r"invalid choice: '(.*?)'", message)
+        known = self._known()
+        super().error(message + "".join(guess(word.partition("=")[0], known) for word in words))
+
+    def _known(self) -> list[str]:
+        commands = [
+            (name, command)
+            for action in self._actions
+            for name, command in (
+                action.choices.items() if isinstance(action.choices, dict) else ()
+            )
+        ]
+        own = [option for action in self._actions for option in action.option_strings]
+        return own + [word for name, command in commands for word in (name, *command._known())]
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    result = argparse.ArgumentParser(
+    result = Parser(
         prog="aiaccrun",
         usage="aiaccrun -np N [options] command [arguments]",
         description="Starts N ranks of a training program, on this machine or through mpirun.",

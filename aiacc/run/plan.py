@@ -19,6 +19,7 @@ from aiacc.planning.network import PUBLISHED, Network, network_of
 from aiacc.planning.plan import Plan, bucket_cap_mb_list
 from aiacc.planning.trace import Trace, TraceError
 from aiacc.run import plan_kfac
+from aiacc.run.options import Parser
 from aiacc.run.plan_kfac import writing
 
 _EPILOG = f"""\
@@ -81,7 +82,7 @@ def _print(lines: Iterable[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="aiacc-plan",
         description="Plans which gradients to merge, and simulates training steps.",
         epilog=_EPILOG,

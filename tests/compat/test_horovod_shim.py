@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aiacc.compat.horovod import counterpart
+from aiacc.compat.horovod import counterpart, interpreter
 from aiacc.run.command import SITE, as_horovod
 from tests.support.programs import ROOT, run_program
 from tests.support.ranks import launch_command, rank_environment
@@ -198,6 +198,49 @@ model.fit(x, x, verbose=0)
 numpy.testing.assert_allclose(model.get_weights()[0], before - 0.15, rtol=1e-5)
 """,
 }
+
+
+@pytest.mark.parametrize(
+    ("before", "options"),
+    [
+        ("-m M", []),
+        ("-u -W error -m M", ["-u", "-W", "error"]),
+        ("-um M", ["-u"]),
+        ("-mM", []),
+        ("-X dev -OmM", ["-X", "dev", "-O"]),
+    ],
+)
+@pytest.mark.parametrize("arguments", [["a.py", "-m", "M"], ["-m", "M"]])
+def test_options_of_the_interpreter_are_kept(before, options, arguments):
+    assert interpreter(["python", *before.split(), *arguments], arguments, "M") == options
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    ["srun", "torchrun", pytest.param("mpirun", marks=pytest.mark.mpi)],
+)
+def test_any_launcher_runs_an_unchanged_script(launcher, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import os, subprocess, sys\n{SCRIPTS['torch']}"
+        "assert sys.argv[1:] == ['--lr', '0.1'] and sys.warnoptions == ['default']\n"
+        "hvd.shutdown()\n"
+        "subprocess.run([sys.executable, '-c', 'import horovod.torch'], check=True)\n"
+        f"open({str(tmp_path)!r} + sys.argv[0][-9:] + str(os.getpid()), 'w').close()\n"
+    )
+    wrapped = ["-m", "aiacc.compat.horovod", "-W", "default", str(script), "--lr", "0.1"]
+    run_program(launch_command(launcher, 2, wrapped), env=rank_environment({}), check=True)
+    assert len(list(tmp_path.parent.glob(f"{tmp_path.name}/train.py*"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "text"), [(["-m"], ": no script (expected"), (["-E", "-m"], "python -E or -I")]
+)
+def test_the_wrapper_needs_a_script_and_the_environment(options, text):
+    arguments = ["train.py"] if "-E" in options else []
+    done = run_program([sys.executable, *options, "aiacc.compat.horovod", *arguments])
+    assert done.returncode == 2
+    assert text in done.stderr
 
 
 @pytest.mark.parametrize("framework", SCRIPTS)

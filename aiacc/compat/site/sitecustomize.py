@@ -1,4 +1,4 @@
-"""Put on PYTHONPATH by ``aiaccrun --as-horovod``: every interpreter of the job runs this.
+"""Put on PYTHONPATH by ``--as-horovod`` and its like: every interpreter of the job runs this.
 
 It costs nothing until horovod is imported. A sitecustomize that this one hides runs as well.
 """

@@ -107,6 +107,12 @@ def test_dry_run_shows_ranks_and_variables(launch, monkeypatch):
         ("--log-level loud", "--log-level: 'loud' (expected one of trace, "),
         ("--grace-s nan", "--grace-s: 'nan' (expected a number, 0 .. 86400)"),
         ("--grace-s -1", "--grace-s: '-1' (expected a number, 0 .. 86400)"),
+        # What is meant, perhaps.
+        ("--engne tcp", "unrecognized arguments: --engne (did you mean --engine?)"),
+        ("-np 2 --lane=3 true", "--lane=3 (did you mean --lanes?)"),
+        ("--chek-build", "--chek-build (did you mean --check-build?)"),
+        ("--colour true", "unrecognized arguments: --colour\n"),
+        ("--as-horovod python x.py", "start `python -m aiacc.compat.horovod script.py`"),
     ],
 )
 def test_wrong_use_is_explained(arguments, text, capfd):

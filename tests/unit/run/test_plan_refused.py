@@ -8,6 +8,7 @@ import pytest
 from aiacc.kfac.costs import inversion_of
 from aiacc.planning import models
 from aiacc.planning.network import NetworkError, affine, network_of
+from aiacc.run.plan import main
 
 #: (arguments, text of the error)
 REFUSED = [
@@ -189,3 +190,16 @@ def test_networks_there_and_back(plan):
     both = read(_LEVELS | {"local": 4, "between": between})
     hosts = {ranks: both.cost(ranks).between.ranks for ranks in (2, 4, 5, 16)}
     assert hosts == {2: 1, 4: 1, 5: 2, 16: 4}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("explian", "(did you mean explain?)"),
+        ("plan vgg16 --net a=1,b=3 --plannr x", "--plannr (did you mean --planner?)"),
+    ],
+)
+def test_what_a_command_or_option_may_stand_for_is_said(arguments, text, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments.split())
+    assert capsys.readouterr().err.endswith(f"{text}\n")
