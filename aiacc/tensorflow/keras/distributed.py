@@ -23,8 +23,6 @@ class Parts:
         self.local: dict[int, Any] = {}
         #: Gradients are being applied that are reduced, perhaps by a LossScaleOptimizer around.
         self.reduced_already = False
-        #: Whose state is to be copied when there are variables for it.
-        self.origin: Any = None
 
     def fresh(self) -> Parts:
         """Those of another optimizer with the same settings."""
@@ -34,9 +32,7 @@ class Parts:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parts:
         """Those of a copy of the optimizer, which has the same variables for itself."""
-        parts = self.fresh()
-        parts.origin = self.origin
-        return parts
+        return self.fresh()
 
     def run(
         self,
@@ -89,7 +85,7 @@ class Distributed:
     and reduces the gradients before it looks at them.
     """
 
-    #: Of the optimizer that the class was made for; `from_config` makes others.
+    #: Of the optimizer that the class was made for; `from_config` and copies make others.
     _aiacc_first: ClassVar[Parts]
     _aiacc: Parts
     #: LossScaleOptimizer of this Keras, and what it sets on an optimizer when it is put around it.
@@ -126,8 +122,7 @@ class Distributed:
         inner = getattr(outer, "inner_optimizer", None)
         if inner is self and not isinstance(outer, Distributed):
             mixin = next(cls for cls in type(self).__mro__ if Distributed in cls.__bases__)
-            object.__setattr__(outer, "__class__", derived(mixin, type(outer), self._aiacc))
-            outer.__dict__["_aiacc"] = self._aiacc
+            convert(outer, mixin, self._aiacc)
 
     def _aiacc_refuse_around(self) -> None:
         """Raise ValueError if a LossScaleOptimizer that was not noticed applies gradients."""
@@ -140,10 +135,14 @@ class Distributed:
             )
 
 
-def derived(mixin: type[Distributed], base: Any, parts: Parts) -> Any:
-    """Subclass of ``base``, with its name and module, whose instances have parts like ``parts``.
+def convert(optimizer: Any, mixin: type[Distributed], parts: Parts) -> None:
+    """Make ``optimizer`` itself a distributed one, which keeps all that it has.
 
-    A saved model names module and class: they are those that can load it.
+    Its new class is derived from its own, and has the same name and module. A saved model names
+    both: they are those that can load it.
     """
+    base: Any = type(optimizer)
     members = {"__module__": base.__module__, "__doc__": base.__doc__, "_aiacc_first": parts}
-    return type(base.__name__, (mixin, base), members)
+    # Neither Keras's way to set attributes nor TensorFlow's.
+    object.__setattr__(optimizer, "__class__", type(base.__name__, (mixin, base), members))
+    optimizer.__dict__["_aiacc"] = parts

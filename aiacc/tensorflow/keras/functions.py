@@ -84,7 +84,7 @@ def load_model(
     compression: type[Compressor] = Compression.none,
     legacy_opts: bool = False,
 ) -> keras.Model:
-    """Load a saved model, and wrap its optimizer by `DistributedOptimizer`, with its state.
+    """Load a saved model, and make its optimizer a `DistributedOptimizer`, with its state.
 
     Collective: no, though every rank needs the file and the wrapped optimizer.
     Blocks: never.
@@ -103,9 +103,5 @@ def load_model(
     objects = {cls.__name__: cls for cls in custom_optimizers or ()}
     model = keras.models.load_model(filepath, {**objects, **(custom_objects or {})})
     if getattr(model, "optimizer", None) is not None:
-        model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
-        if keras.__name__ == "tf_keras":
-            from aiacc.tensorflow.keras.tf_keras_optimizer import take_state
-
-            take_state(model.optimizer, model.trainable_variables)
+        DistributedOptimizer(model.optimizer, compression=compression)
     return model

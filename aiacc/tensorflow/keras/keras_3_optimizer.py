@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,30 +10,45 @@ import tensorflow as tf
 
 from aiacc.tensorflow import node
 from aiacc.tensorflow.keras.choice import keras_3
-from aiacc.tensorflow.keras.distributed import Distributed, Parts, derived
+from aiacc.tensorflow.keras.distributed import Distributed, Parts, convert
 
 _keras = keras_3()
 
 
 def distribute(optimizer: Any, name: str | None, parts: Parts) -> Any:
-    """A distributed optimizer like ``optimizer``, with a copy of its state."""
-    config = optimizer.get_config()
+    """``optimizer`` itself, which is distributed from now on."""
     if name is not None:
-        config["name"] = name
-    distributed = _like(derived(_Distributed, type(optimizer), parts), config, optimizer)
-    distributed._aiacc = parts
-    return distributed
+        optimizer.name = name
+    convert(optimizer, _Distributed, parts)
+    return optimizer
 
 
-def _like(cls: Any, config: Any, optimizer: Any) -> Any:
-    """An optimizer of a distributed class, with a copy of the state of ``optimizer``."""
-    distributed = cls.from_config(config)
+def _copy(optimizer: Any, memo: dict[int, Any]) -> Any:
+    """One like it for the same variables, with a copy of the state; Keras has no copies."""
+    cls, rate = type(optimizer), optimizer._learning_rate
+    given = not isinstance(rate, _keras.Variable)  # a schedule or a function, which may have none
+    described = object.__new__(cls)
+    described.__dict__.update(vars(optimizer), **({"_learning_rate": None} if given else {}))
+    config = described.get_config()
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        config["inner_optimizer"] = _copy(inner, memo)
+    elif given:
+        config["learning_rate"] = copy.deepcopy(rate, memo)
+    copied = cls(**config) if inner is not None else cls.from_config(config)
     if optimizer.built:
         # A LossScaleOptimizer does not know them itself in every Keras: in 3.11 it does not.
-        distributed.build(getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables)
-        for new, old in zip(distributed.variables, optimizer.variables, strict=True):
-            new.assign(old)
-    return distributed
+        variables = (inner or optimizer)._trainable_variables
+        memo.update((id(variable), variable) for variable in variables)
+        copied.build(variables)
+    memo[id(optimizer)] = copied
+    plain = (int, float, str, type(None))  # which may be of no configuration
+    for name, value in vars(optimizer).items():
+        if name not in vars(copied) or callable(value) or isinstance(value, plain):
+            copied.__dict__[name] = copy.deepcopy(value, memo)
+    for new, old in zip(copied.variables, optimizer.variables, strict=True):
+        new.assign(old)
+    return copied
 
 
 class _Distributed(Distributed):
@@ -43,8 +59,7 @@ class _Distributed(Distributed):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """One for the same variables, with a copy of the state."""
-        this: Any = self
-        return _like(type(self), this.get_config(), self)
+        return _copy(self, memo)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Also notice a LossScaleOptimizer that has told nothing when it was made."""

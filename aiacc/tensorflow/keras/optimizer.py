@@ -34,11 +34,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     *,
     plan: Plan | None = None,
 ) -> Any:
-    """An optimizer like ``optimizer`` that reduces gradients over all ranks before it applies them.
+    """Let an optimizer reduce gradients over all ranks before it applies them.
 
-    Its ``apply`` and ``apply_gradients`` are collective: every rank has to call them, with
-    gradients of the same shapes and dtypes in the same order. In a compiled step, as that of
-    ``fit``, each gradient travels as soon as it is there, while the others are computed.
+    It is ``optimizer`` itself that does so from now on, with all that it has: its state, its
+    schedule, what was excluded from weight decay. Its ``apply`` and ``apply_gradients`` are
+    collective: every rank has to call them, with gradients of the same shapes and dtypes in the
+    same order. In a compiled step, as that of ``fit``, each gradient travels as soon as it is
+    there, while the others are computed.
     ``register_local_var`` excepts a variable. Optimizers that its class makes, as ``from_config``
     does, and copies by `copy.deepcopy` reduce gradients, too. What is saved, serialised or pickled
     is of the original class.
@@ -52,8 +54,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Args:
         optimizer: Optimizer of Keras 3, or of tf_keras (also of ``tf_keras.optimizers.legacy``),
-            left as it is; its state is copied.
-        name: Of the new optimizer; None: that of ``optimizer``.
+            which becomes a distributed one.
+        name: Of the optimizer from now on; None: the one that it has.
         device_dense: Accepted because Horovod has it: tensors travel from host memory.
         device_sparse: As ``device_dense``.
         compression: Form in which gradients travel.
@@ -78,7 +80,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             one of which is None, of a local variable or `tf.IndexedSlices`, travel by themselves.
 
     Returns:
-        Instance of a subclass of the class of ``optimizer``, of the same name.
+        ``optimizer``, now of a subclass of its class, of the same name.
 
     Raises:
         ValueError: A bad argument. In the first step, on every rank: the ranks have different

@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
 from aiacc.tensorflow import node
-from aiacc.tensorflow.keras.distributed import Distributed, Parts, derived
+from aiacc.tensorflow.keras.distributed import Distributed, Parts, convert
 
 
 def distribute(optimizer: Any, name: str | None, parts: Parts) -> Any:
-    """A distributed optimizer like ``optimizer``, whose state it copies in its first step."""
-    config = optimizer.get_config()
+    """``optimizer`` itself, which is distributed from now on."""
     if name is not None:
-        named = config["inner_optimizer"]["config"] if "inner_optimizer" in config else config
-        named["name"] = name
-    distributed = derived(_Distributed, type(optimizer), parts).from_config(config)
-    distributed.__dict__["_aiacc"] = parts
-    if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer) and optimizer.dynamic:
-        new, old = distributed._loss_scale, optimizer._loss_scale
-        new.current_loss_scale.assign(old.current_loss_scale)
-        new.counter.assign(old.counter)
-    parts.origin = optimizer
-    return distributed
-
-
-def take_state(distributed: Any, variables: Sequence[Any]) -> None:
-    """Make an optimizer's variables for those of a model, and copy what the wrapped one had.
-
-    Raises:
-        ValueError: That was for other variables.
-    """
-    legacy = isinstance(distributed, tf_keras.optimizers.legacy.Optimizer)
-    parts = distributed._aiacc
-    with tf.init_scope():
-        (distributed._create_all_weights if legacy else distributed.build)(variables)
-        origin, parts.origin = parts.origin, None
-        old, new = ([] if o is None else list(o.variables()) for o in (origin, distributed))
-        if len(old) > 1 and [v.shape for v in old] != [v.shape for v in new]:
-            raise ValueError(
-                f"the optimizer that was wrapped has {len(old)} variables of shapes "
-                f"{[tuple(v.shape) for v in old]!s:.200} (expected the {len(new)} of shapes "
-                f"{[tuple(v.shape) for v in new]!s:.200} that these gradients need); wrap a new one"
-            )
-        for to, value in zip(new, old, strict=False):  # the first is the number of steps
-            to.assign(value)
+        named = getattr(optimizer, "inner_optimizer", optimizer)
+        legacy = isinstance(named, tf_keras.optimizers.legacy.Optimizer)
+        setattr(named, "_name" if legacy else "name", name)
+    convert(optimizer, _Distributed, parts)
+    return optimizer
 
 
 class _Distributed(Distributed):
@@ -73,8 +45,7 @@ class _Distributed(Distributed):
                 ``experimental_aggregate_gradients=False``, gradients are not reduced.
 
         Raises:
-            ValueError: Called by a LossScaleOptimizer that was not noticed; the state of the
-                optimizer that was wrapped is for other variables.
+            ValueError: Called by a LossScaleOptimizer that was not noticed.
             tf.errors.OpError: The operation failed: FailedPreconditionError if the ranks disagree.
         """
         base: Any = super()
@@ -85,8 +56,10 @@ class _Distributed(Distributed):
         self._aiacc_refuse_around()
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
-        if pairs and (parts.origin is not None or parts.passes.several):
-            take_state(self, variables)
+        if pairs and parts.passes.several:  # which apply gradients in a branch of the graph
+            legacy = isinstance(self, tf_keras.optimizers.legacy.Optimizer)
+            with tf.init_scope():
+                (this._create_all_weights if legacy else this.build)(variables)
         if kwargs.get("skip_gradients_aggregation") or not kwargs.get(
             "experimental_aggregate_gradients", True
         ):

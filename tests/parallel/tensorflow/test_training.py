@@ -1,5 +1,6 @@
 """Two ranks learn with Keras what one process learns from the data of both; and tapes do."""
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -150,6 +151,83 @@ def test_optimizers_learn_what_those_of_one_process_do():
         check_learned(
             fitted(DENSE, averaged, run_eagerly=True), alone(DENSE, of.SGD(0.1), passes=2)
         )
+
+
+class _Halving(keras.optimizers.schedules.LearningRateSchedule):
+    """Has no configuration."""
+
+    def __init__(self, first):
+        self.first = first
+
+    def __call__(self, step):
+        return self.first * 0.5 ** tf.cast(step, tf.float32)
+
+
+class Several(SGD):
+    """Takes steps of several times the rate; its configuration says nothing of that."""
+
+    def __init__(self, rate, times=1.0):
+        super().__init__(rate)
+        self.times = times
+
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+        pairs = [(self.times * grad, variable) for grad, variable in grads_and_vars]
+        return super().apply_gradients(pairs, *args, **kwargs)
+
+
+def _excluding(of):
+    optimizer = of.AdamW(0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
+def _counting(of):
+    optimizer = of.SGD(_Halving(0.5))
+    optimizer.iterations.assign(2)
+    return optimizer
+
+
+#: Optimizers with what no configuration of theirs has.
+UNCONFIGURED = {
+    "excluded": _excluding,
+    "steps before, a schedule": _counting,
+    "own": lambda of: Several(0.1, 3.0),
+    "a function as rate": lambda of: of.SGD(lambda: 0.25),
+}
+if OF_KERAS_2:
+    negated = lambda pairs: [(-grad, variable) for grad, variable in pairs]  # noqa: E731
+    UNCONFIGURED["transformed"] = lambda of: keras.optimizers.legacy.SGD(
+        0.1, gradient_transformers=[negated]
+    )
+
+
+@in_each_keras
+def test_what_is_in_no_configuration_stays():
+    for name, make in UNCONFIGURED.items():
+        for copied in (False,) if OF_KERAS_2 or name == "own" else (False, True):
+            optimizer = hvd.DistributedOptimizer(make(keras.optimizers))
+            model = fitted(DENSE, copy.deepcopy(optimizer) if copied else optimizer)
+            expected = alone(DENSE, make(keras.optimizers))
+            check_learned(model, expected, rtol=1e-4, atol=1e-5)
+    given = SGD(_Halving(0.5))
+    optimizer = hvd.DistributedOptimizer(given)
+    given._learning_rate.first = 0.25  # later, of the schedule that it was given
+    model = fitted(DENSE, optimizer)
+    check_learned(model, alone(DENSE, SGD(_Halving(0.25))))
+
+
+@in_each_keras
+def test_a_model_with_objects_of_ones_own_is_loaded(tmp_path):
+    class Given(_Halving):
+        def get_config(self):
+            return {"first": self.first}
+
+    model = fitted(DENSE, hvd.DistributedOptimizer(SGD(Given(0.5))))
+    model.save(path := f"{tmp_path}/{hvd.rank()}.keras")
+    again = hvd_keras.load_model(path, custom_objects={"Given": Given})
+    for each in (again, model):
+        fit(each)
+    check_learned(again, model.get_weights(), rtol=0, atol=0)
 
 
 @in_tf_keras
@@ -321,7 +399,7 @@ def test_callbacks_know_the_optimizers_of_the_model():
         steps_per_epoch=1,
         callbacks=[callbacks.BroadcastGlobalVariablesCallback(0)],
     )
-    assert int(own[1].iterations) == 4
+    assert [int(one.iterations) for one in own] == [4, 4]
     for variable in [*model.weights, *state_of(own[0]), *state_of(scaled)]:
         assert is_same(variable)
     assert not OF_KERAS_2 or is_same(scaled._loss_scale.current_loss_scale)
