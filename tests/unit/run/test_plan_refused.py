@@ -196,10 +196,10 @@ def test_networks_there_and_back(plan):
     ("arguments", "text"),
     [
         ("explian", "(did you mean explain?)"),
-        ("plan vgg16 --net a=1,b=3 --plannr x", "--plannr (did you mean --planner?)"),
+        ("plan vgg16 --net a=1,b=3 --plannr x", "(did you mean --planner?)"),
     ],
 )
 def test_what_a_command_or_option_may_stand_for_is_said(arguments, text, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(arguments.split())
-    assert capsys.readouterr().err.endswith(f"{text}\n")
+    assert f"{text}\n" in capsys.readouterr().err
