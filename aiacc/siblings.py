@@ -5,12 +5,14 @@ itself, in silence. Children of a shell, or of a test runner, are left in peace:
 of their own, while `multiprocessing` divides one. And what a rank starts inherits the variables
 that make it a rank: such children of all ranks would be a job of their own, or part of this one.
 
-Each rank, and each such child, holds a name in the abstract name space of Unix sockets, which the
-kernel frees when the process ends, however it ends.
+Each child that is alone holds a name in the abstract name space of Unix sockets, and each rank a
+piece of memory with a name, which others see in ``/proc``. The kernel frees both when the process
+ends, however it ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import socket
@@ -20,13 +22,13 @@ from pathlib import Path
 
 #: Stands before what tells apart jobs inside of each other, which are told the same otherwise.
 CONNECTION = " by connection "
+_SEAT = "aiacc rank"
 #: So many, at most.
 _ANCESTORS = 16
 
 _held: list[socket.socket] = []
-_seats: list[socket.socket] = []
-for _names in (_held, _seats):
-    os.register_at_fork(after_in_child=_names.clear)
+os.register_at_fork(after_in_child=_held.clear)
+_seats: list[int] = []
 
 
 def warning_about_siblings() -> str:
@@ -39,7 +41,7 @@ def warning_about_siblings() -> str:
     if parent is None or _held:
         return ""
     name = f"aiacc/alone/{os.getuid()}/{parent}/{_start_of(parent)}"
-    if _take(f"{name}/first", _held) or not _take(f"{name}/warned", _held):
+    if _take(f"{name}/first") or not _take(f"{name}/warned"):
         return ""
     return (
         f"[bootstrap] several processes that process {parent} has started by multiprocessing are "
@@ -57,15 +59,20 @@ def be_rank(told: str) -> None:
         told: "rank 1 of 2: ..." with what tells its job from others; "" for none.
     """
     be_no_rank()
-    for text in {told, told.partition(CONNECTION)[0]} if told else ():
-        _take(_seat(os.getpid(), text), _seats)
+    if told and hasattr(os, "memfd_create"):
+        names = {_digest(told), _digest(told.partition(CONNECTION)[0])}
+        with contextlib.suppress(OSError):
+            _seats.append(os.memfd_create(f"{_SEAT} {' '.join(names)}"))
 
 
 def be_no_rank() -> None:
     """The runtime of this process has ended. Idempotent."""
     for seat in _seats:
-        seat.close()
+        os.close(seat)
     _seats.clear()
+
+
+os.register_at_fork(after_in_child=be_no_rank)
 
 
 def error_of_child(told: str, *, chosen: bool) -> str:
@@ -82,7 +89,7 @@ def error_of_child(told: str, *, chosen: bool) -> str:
     imports = _imports_script()
     if not told or not (chosen or imports):
         return ""
-    rank = next((pid for pid in ancestors() if _is_taken(_seat(int(pid), told))), None)
+    rank = next((pid for pid in ancestors() if _is_rank(pid, told)), None)
     if rank is None:
         return ""
     text = f"[bootstrap] {told.partition(':')[0]} is process {rank}, which has started this one"
@@ -99,9 +106,18 @@ def error_of_child(told: str, *, chosen: bool) -> str:
     )
 
 
-def _seat(pid: int, told: str) -> str:
-    digest = hashlib.sha256(told.encode()).hexdigest()[:32]
-    return f"aiacc/rank/{os.getuid()}/{pid}/{_start_of(pid)}/{digest}"
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _is_rank(pid: str, told: str) -> bool:
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                name = str(entry.readlink())
+                if _SEAT in name and _digest(told) in name:
+                    return True
+    return False
 
 
 def _imports_script() -> bool:
@@ -119,7 +135,7 @@ def ancestors() -> Iterator[str]:
             process = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
         except OSError:
             return
-        if process in ("0", "1"):
+        if process == "0":
             return
         yield process
 
@@ -146,21 +162,13 @@ def _start_of(pid: int) -> str:
         return ""
 
 
-def _is_taken(name: str) -> bool:
-    probe: list[socket.socket] = []
-    free = _take(name, probe)
-    for holder in probe:
-        holder.close()
-    return not free
-
-
-def _take(name: str, held: list[socket.socket]) -> bool:
-    """Hold a name, at most as long as this process lives; whether nobody else does."""
+def _take(name: str) -> bool:
+    """Hold a name for as long as this process lives; whether nobody else does."""
     holder = socket.socket(socket.AF_UNIX)
     try:
         holder.bind(f"\0{name}")
     except OSError:
         holder.close()
         return False
-    held.append(holder)
+    _held.append(holder)
     return True

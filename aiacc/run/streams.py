@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import selectors
+import sys
 import termios
 from pathlib import Path
 
@@ -185,7 +186,8 @@ def _sinks(selector: selectors.BaseSelector) -> dict[str, Plain]:
     """Where lines go; one sink if both streams go to the same place, as after `2>&1`."""
     sinks: dict[str, Plain] = {}
     places: dict[tuple[int, int], Plain] = {}
-    for descriptor, name in enumerate(_NAMES, 1):
+    for number, (name, stream) in enumerate(zip(_NAMES, (sys.stdout, sys.stderr), strict=True), 1):
+        descriptor = number if stream is None else stream.fileno()  # None: it was closed
         status = os.fstat(descriptor)
         file = status.st_dev, status.st_ino
         if file not in places:
