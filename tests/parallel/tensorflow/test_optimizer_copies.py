@@ -3,7 +3,6 @@
 import copy
 
 import keras
-import pytest
 import tensorflow as tf
 import tf_keras
 
@@ -62,10 +61,3 @@ def test_copies_and_optimizers_from_a_configuration_reduce_gradients():
             assert other.numpy().tolist() == [-1.5]
         assert int(copied.iterations.numpy()) == 2
         assert int(wrapped.iterations.numpy()) == 1
-
-
-@pytest.mark.parametrize("of", [keras, tf_keras])
-def test_what_is_serialised_is_of_the_original_class(of):
-    wrapped = hvd.DistributedOptimizer(of.optimizers.SGD(0.5))
-    again = of.optimizers.deserialize(of.optimizers.serialize(wrapped))
-    assert type(again) is of.optimizers.SGD

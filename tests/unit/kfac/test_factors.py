@@ -347,11 +347,9 @@ def test_losses_without_a_distribution(loss, text):
     ("outputs", "places", "channels", "terms"),
     [
         ((6, 3), 6, 3, 6),
-        ((6,), 6, 1, 6),
         ((3,), 1, 3, 1),  # one example without an axis
         ((6, 1000), 6 * 49, 512, 6),  # by a head without factors
         ((6, 10), 6 * 169, 10, 6),  # pooled
-        ((6, 10, 1, 1), 6 * 169, 10, 6),
         ((6, 21, 64, 32), 6 * 8 * 4, 21, 6 * 64 * 32),  # scaled up
         ((6, 64, 32), 6 * 64 * 32, 1, 6 * 64 * 32),
         ((6, 2, 28, 28), 6, 2 * 784, 6),  # another shape of what a linear layer gave
