@@ -188,7 +188,6 @@ MISTAKES = [
     ({"op": 9}, "op=9"),
     ({"op": hvd.Min, "compression": "powersgd"}, r"op=Min .*powersgd \(expected Average or Sum"),
     ({"op": hvd.Max, "compression": "auto"}, r"op=Max .*auto \(expected Average or Sum"),
-    ({"groups": -1}, "groups=-1"),
     ({"groups": 0}, "groups=0"),
     ({"gradient_as_bucket_view": True, "groups": 2}, "leave out one"),
     ({"gradient_as_bucket_view": True, "bucket_bytes": 0}, "bucket_bytes=0"),
@@ -202,7 +201,6 @@ MISTAKES = [
     ({"plan": PLAN, "groups": 2}, "plan and groups are given"),
     ({"compression": "auto", "groups": 2}, "compression='auto' with plan, groups"),
     ({"plan": "auto", "op": hvd.Adasum}, "op=Adasum with groups, a plan"),
-    ({"plan": PLAN, "op": hvd.Adasum}, "op=Adasum with groups, a plan"),
     ({"plan": "best"}, "plan='best' .expected 'auto', a planner"),
     ({"plan": Path("plan.json")}, r"plan=PosixPath\('plan.json'\) \(expected a Plan"),
     (
@@ -218,7 +216,6 @@ MISTAKES = [
     ({"plan": {"buckets": []}, **DECOUPLED}, r"plan={'buckets': \[\]} \(expected a Plan"),
     ({"compression": "auto", **DECOUPLED}, r"decoupled' with compression='auto' "),
     ({"backward_passes_per_step": 1.5}, r"per_step=1\.5 \(expected a whole number\); pass an int"),
-    ({"backward_passes_per_step": "2"}, r"backward_passes_per_step='2' \(expected a whole"),
     ({"gradient_predivide_factor": 0.0}, r"predivide_factor=0\.0 \(expected a finite number that"),
     ({"gradient_predivide_factor": math.nan}, r"predivide_factor=nan \(expected a finite number"),
     ({"gradient_predivide_factor": math.inf}, r"predivide_factor=inf \(expected a finite number"),
