@@ -79,13 +79,22 @@ def loss_of_tokens(model, rank, step):
 
 
 def training(model, process_set=hvd.global_process_set, momentum=0.0, **options):
-    """The distributed optimizer of a model, and its KFAC with `settings`."""
+    """The distributed optimizer of a model, and its KFAC."""
     sgd = torch.optim.SGD(model.parameters(), LR, momentum=momentum)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), process_set=process_set)
-    return optimizer, hvd.KFAC(model, optimizer, process_set=process_set, **settings(options))
+    settings = {
+        "damping": DAMPING,
+        "decay": DECAY,
+        "kl_clip": CLIP,
+        "factor_every": FACTOR_EVERY,
+        "inverse_every": INVERSE_EVERY,
+        "costs": COSTS,
+        **options,
+    }
+    return optimizer, hvd.KFAC(model, optimizer, process_set=process_set, **settings)
 
 
-#: For `settings`.
+#: For `training`.
 EVERY_STEP = {"factor_every": 1, "inverse_every": 1}
 
 
@@ -110,19 +119,6 @@ def trained(process_set=hvd.global_process_set, *, model=None, loss=loss_of, **o
     if process_set.included():
         check_same_everywhere(model, process_set)
     return flat(model), kfac
-
-
-def settings(changes):
-    """Options of KFAC."""
-    return {
-        "damping": DAMPING,
-        "decay": DECAY,
-        "kl_clip": CLIP,
-        "factor_every": FACTOR_EVERY,
-        "inverse_every": INVERSE_EVERY,
-        "costs": COSTS,
-        **changes,
-    }
 
 
 def expected(

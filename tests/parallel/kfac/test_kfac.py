@@ -184,8 +184,8 @@ def test_scaled_and_accumulated_gradients_are_preconditioned_alike():
     found = []
     for scaled, passes in ((False, 1), (True, 1), (False, 2), (True, 2)):
         model = net()
-        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=True) if scaled else None
-        optimizer, kfac = training(model, **EVERY_STEP, grad_scaler=scaler)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=scaled)
+        optimizer, kfac = training(model, **EVERY_STEP, grad_scaler=scaler if scaled else None)
         optimizer.set_backward_passes_per_step(passes)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         for step in range(4):
@@ -195,17 +195,13 @@ def test_scaled_and_accumulated_gradients_are_preconditioned_alike():
                 loss = loss_of_all(model, some, step) / passes
                 if scaled and step == 1:  # an overflow, after which the scaler takes no step
                     loss = loss * float("inf")
-                (loss if scaler is None else scaler.scale(loss)).backward()
-            if scaler is None:
-                kfac.step()
-                optimizer.step()
-            else:
-                optimizer.synchronize()
-                scaler.unscale_(optimizer)
-                kfac.step()
-                with optimizer.skip_synchronize():
-                    scaler.step(optimizer)
-                scaler.update()
+                scaler.scale(loss).backward()
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            kfac.step()
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
             scheduler.step()
         kfac.detach()
         assert (kfac.report().dropped > 0) == scaled
