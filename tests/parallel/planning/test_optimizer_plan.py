@@ -9,10 +9,7 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
-from aiacc.planning import planners
-from aiacc.planning.cost import Affine
 from aiacc.planning.plan import Plan
-from aiacc.planning.trace import Tensor, Trace
 from tests.support.jobs import on_ranks
 from tests.support.learning.training import (
     Recipe,
@@ -33,40 +30,6 @@ def _net():
 
 NET = Recipe(_net, partial(torch.optim.SGD, lr=0.1), squares(4, 3))
 STEPS = partial(train, batches=range(4))
-
-
-class _InTurn(nn.Sequential):
-    """Layers of two dtypes."""
-
-    def __init__(self):
-        torch.manual_seed(0)
-        super().__init__(*(nn.Linear(3, 3, dtype=_DTYPES[i % 2]) for i in range(4)))
-
-    def forward(self, rows):
-        for layer in self:
-            rows = layer(rows.to(layer.weight.dtype))
-        return rows.double()
-
-
-_DTYPES = (torch.float64, torch.float32)
-
-
-@pytest.mark.parametrize("view", [False, True])
-@pytest.mark.parametrize("of_one_dtype", [False, True])
-@on_ranks(2)
-def test_buckets_of_dtypes_that_take_turns(view, of_one_dtype):
-    """Whether the plan was made for them, or for a model of one dtype."""
-    parameters = list(_InTurn().named_parameters())[::-1]
-    tensors = tuple(
-        Tensor(name, p.nbytes, "float32" if of_one_dtype else str(p.dtype), 0.1 * i, 0.0)
-        for i, (name, p) in enumerate(parameters)
-    )
-    trace = Trace("in turn", tensors, 0.0, 1.0, "measured")
-    plan = planners.plan("threshold(25)", trace, Affine(0.1, 1e-9))
-    recipe = NET._replace(make_model=_InTurn)
-    optimizer = compare(STEPS, recipe, plan=plan, gradient_as_bucket_view=view).optimizer
-    assert [len(bucket) for bucket in optimizer.buckets] == [4, 4]
-    assert of_one_dtype or list(map(set, optimizer.buckets)) == list(map(set, plan.buckets))
 
 
 @on_ranks(3)

@@ -136,16 +136,6 @@ def test_a_join_before_the_last_recorded_step_ends_it(tmp_path):
     assert not path.exists()
 
 
-@_in_job(2)
-def test_a_second_optimizer_has_a_file_of_its_own(tmp_path):
-    path = _begin(tmp_path)
-    first, second = _start(), _start(nn.Linear(3, 1))
-    for _ in range(STEPS):
-        _step(*first)
-        _step(*second)
-    assert [len(_sizes(one)) for one in (path, tmp_path / "net.2.json")] == [6, 2]
-
-
 @_in_job(1, 2)
 def test_sparse_gradients_are_in_no_profile(tmp_path):
     path = _begin(tmp_path)

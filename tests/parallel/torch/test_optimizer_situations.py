@@ -31,7 +31,7 @@ SCHEDULES = {
     "groups": {"groups": 2},
     "plan": {"plan": Plan("mine", BUCKETS)},
     "views": {"gradient_as_bucket_view": True, "bucket_bytes": 256},
-    "one view": {"gradient_as_bucket_view": True},
+    "plan of views": {"plan": Plan("mine", BUCKETS), "gradient_as_bucket_view": True},
     "decoupled": {"schedule": "decoupled", "bucket_bytes": 256},
     "decoupled plan": {"schedule": "decoupled", "plan": Plan("mine", BUCKETS, "decoupled")},
     "adasum": {"op": hvd.Adasum},
@@ -96,10 +96,6 @@ KINDS = {
 # --- situations
 
 
-def _plain(training):
-    train(training, range(5))
-
-
 def _cleared_in_place(training):
     for batch in range(5):
         training.backward(batch)
@@ -158,33 +154,15 @@ def _by_closures(training):
         assert value.item() > 0
 
 
-def _clipped(training):
+def _clipped(passes, training):
     norms = []
-    for batch, (limit, order) in enumerate([(0.05, 2.0), (0.01, float("inf")), (1e6, 2), (0.1, 1)]):
+    for step, (limit, order) in enumerate([(0.05, 2.0), (0.01, float("inf")), (1e6, 2), (0.1, 1)]):
         training.zero_grad()
-        training.backward(batch)
+        for number in range(passes):
+            training.backward(passes * step + number)
         norms.append(training.clip(limit, order))
         training.step()
     return norms
-
-
-def _clipped_after_passes(training):
-    for step in range(4):
-        training.zero_grad()
-        training.backward(2 * step)
-        training.backward(2 * step + 1)
-        training.clip(0.05)
-        training.step()
-
-
-def _clipped_by_groups(training):
-    for batch in range(3):
-        training.zero_grad()
-        training.backward(batch)
-        training.synchronize()
-        listed = [p for group in training.optimizer.param_groups for p in group["params"]]
-        nn.utils.clip_grad_norm_(listed, 0.05)
-        training.step()
 
 
 def _frozen_for_a_while(set_to_none, training):
@@ -259,15 +237,14 @@ def _unscale_and_clip(training, batch, scaler):
     training.clip(0.05)
 
 
-def _clip_and_unscale(order, training, batch, scaler):
-    norm = training.clip(0.02 * scaler.get_scale(), order)
-    assert bool(norm.isfinite()) == (batch != 2)
-    training.unscale(scaler)
-
-
 def _clip_only(order, training, batch, scaler):
     norm = training.clip(0.02 * scaler.get_scale(), order)
     assert bool(norm.isfinite()) == (batch != 2)
+
+
+def _clip_and_unscale(order, training, batch, scaler):
+    _clip_only(order, training, batch, scaler)
+    training.unscale(scaler)
 
 
 # --- what is told on every rank, and leaves no trace
@@ -350,9 +327,8 @@ OF_ALL = {
     "a penalty of gradients": Situation(_penalised, _TWO),
     "a penalty, and a pass too few": Situation(_penalised, _THREE),
     "closures": Situation(_by_closures),
-    "clipped": Situation(_clipped, clips=True),
-    "clipped after two passes": Situation(_clipped_after_passes, _TWO, clips=True),
-    "clipped by parameter groups": Situation(_clipped_by_groups, without=_DECOUPLED),
+    "clipped": Situation(partial(_clipped, 1), clips=True),
+    "clipped after two passes": Situation(partial(_clipped, 2), _TWO, clips=True),
     "frozen for a while": Situation(partial(_frozen_for_a_while, True)),
     "dropped": Situation(partial(_dropped, False)),
     "dropped after synchronize": Situation(partial(_dropped, True)),
@@ -363,8 +339,8 @@ _WRITES = [_clip_too_early, _replace]
 #: Not of Adasum: it reduces changes, not gradients, and each rank is alone with its scaler.
 SITUATIONS = {
     **OF_ALL,
-    "sum": Situation(_plain, {"op": hvd.Sum}),
-    "predivided": Situation(_plain, {"gradient_predivide_factor": 2.0}),
+    "sum": Situation(partial(_accumulated, 1), {"op": hvd.Sum}),
+    "predivided": Situation(partial(_accumulated, 1), {"gradient_predivide_factor": 2.0}),
     "cleared in place": Situation(_cleared_in_place),
     "frozen for a while, with zeros": Situation(partial(_frozen_for_a_while, False)),
     "scaled": Situation(partial(_skipped, _INF, _nothing)),
