@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import aiacc.torch as hvd
-from aiacc.compression.codecs import MSTopK, parse
+from aiacc.compression.codecs import MSTopK, RandomK, parse
 from aiacc.compression.feedback import EF21, Momentum, NoFeedback, Residual
 from aiacc.compression.policy import Policy
 from tests.support.jobs import in_job, on_ranks
@@ -143,6 +143,49 @@ def test_powersgd_under_autocast_is_of_float32():
             (model.weight * gradient).sum().backward()
             optimizer.step()
     torch.testing.assert_close(model.weight.grad, 2 * gradient, rtol=1e-5, atol=1e-2)
+
+
+# --- training
+
+
+def _quadratic(feedback, codec):
+    """Minimises the mean of |w - a_r|^2 / 2 over the ranks; how far from the minimum it ends.
+
+    With feedback theory bounds that. Let e be the mean residual and x = w - lr e. Then the next
+    x - w* is (1 - lr) (x - w*) - lr^2 e, and a residual with its gradient g loses at least the
+    part d of its square that the largest d of elements are: |e| <= sqrt(1 - d) (|e| + |g|) (Stich
+    et al., "Sparsified SGD with memory", NeurIPS 2018). Random elements do so in the mean.
+    """
+    density, lr, steps = codec.density, 0.01, 700
+    generator = torch.Generator().manual_seed(3)
+    common = torch.randn(32, 32, generator=generator)
+    targets = [common + 0.5 * torch.randn(32, 32, generator=generator) for _ in range(hvd.size())]
+    best = torch.stack(targets).mean(0)
+    model = nn.Module()
+    model.w = nn.Parameter(torch.zeros(32, 32))
+    policy = Policy(codec, feedback=feedback, least_elements=1)
+    optimizer = coding_optimizer(model, policy, lr=lr, op=hvd.Average)
+    distance, errors = best.norm().item(), [0.0] * hvd.size()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        gradients = [(model.w.detach() - target).norm().item() for target in targets]
+        (model.w - targets[hvd.rank()]).pow(2).sum().div(2).backward()
+        optimizer.step()
+        distance = (1 - lr) * distance + lr**2 * sum(errors) / hvd.size()
+        errors = [(1 - density) ** 0.5 * (e + g) for e, g in zip(errors, gradients, strict=True)]
+    check_same(model.w.detach())
+    return (model.w - best).norm().item(), distance + lr * sum(errors) / len(errors)
+
+
+@on_ranks_over_tcp(2)
+def test_with_feedback_training_ends_where_theory_says_and_without_elsewhere():
+    largest = MSTopK(0.1, mode="exact")
+    reached, bound = _quadratic(Residual(), largest)
+    without, _ = _quadratic(NoFeedback(), largest)
+    random, same_bound = _quadratic(Residual(), RandomK(density=0.1))
+    assert reached <= bound
+    assert without > bound
+    assert random <= same_bound
 
 
 # --- what a hook holds

@@ -1,7 +1,8 @@
-"""The reducer below DistributedOptimizer: submissions, bad plans, memory."""
+"""The reducer below DistributedOptimizer: plans from outside, codecs with state, submissions."""
 
 import gc
 import weakref
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -12,6 +13,7 @@ import aiacc.torch as hvd
 from aiacc import _core
 from aiacc.compression.codecs import parse
 from aiacc.compression.policy import Policy
+from aiacc.torch.reducer.codec import Encoded
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Planner
 from aiacc.torch.reducer.reducer import GradientReducer
@@ -63,13 +65,10 @@ def test_an_operation_is_prepared_once():
 
 @on_ranks(2)
 def test_parameters_may_get_another_shape():
-    """They have names by position, for nobody names them."""
     for options in ({}, {"groups": [[]]}, {"groups": 1}):
         memory = torch.zeros(64)
         parameter, other = nn.Parameter(torch.ones(48)), nn.Parameter(torch.ones(3))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter, other], 0.1), **options)
-        names = list(optimizer._parameter_names.values())
-        assert names == ["allreduce.noname.0.0", "allreduce.noname.0.1"]
         for count in (48, 48, 16, 32):
             parameter.data = torch.ones(count)
             memory.fill_(-1)
@@ -83,29 +82,110 @@ def test_parameters_may_get_another_shape():
             assert memory[count:].eq(-1).all()  # what lies behind the gradient
 
 
+# --- plans from outside
+
+
+def _neighbours(length, gradients):
+    """Runs of gradients as they come, but the last one by itself."""
+    count = len(gradients) - 1
+    return [range(begin, min(begin + length, count)) for begin in range(0, count, length)]
+
+
 def _twice(gradients):
-    return [[0, 1], [1]]
+    return [[0, 1], [1]] if len(gradients) > 1 else []
+
+
+def _members(reducer):
+    names = [name for name, _ in reducer.named]
+    return [[names[index] for index in bucket.members] for bucket in reducer.buckets]
 
 
 @on_ranks(2, 3)
-def test_a_plan_that_is_none_is_an_error_and_gradients_go_by_themselves():
+def test_plans_from_outside():
     for storage in (own_memory, flat_buckets):
         model = _net()
-        options = ReductionOptions(planner=Planner(_twice, argument="doubled"), storage=storage)
+        options = ReductionOptions(planner=Planner(partial(_neighbours, 3)), storage=storage)
         reducer = GradientReducer(list(model.named_parameters()), options, 1)
-        for number in range(2):
-            _backward(model)
-            if number == 0:
-                with pytest.raises(ValueError, match=r"doubled: .*at most once"):
-                    reducer.finish()
-            else:
+        singles = sorted([name] for name, _ in model.named_parameters())
+        assert sorted(_members(reducer)) == singles
+        _backward(model)
+        reducer.finish()
+        _check(model)
+        plan = _members(reducer)
+        assert [len(bucket) for bucket in plan] == [3, 3, 1, 1]
+        assert hvd.allgather_object(plan) == [plan] * hvd.size()
+        assert [bucket.flat is not None for bucket in reducer.buckets[:3]] == [
+            storage is flat_buckets
+        ] * 3
+        assert reducer.buckets[3].flat is None  # it is in no bucket of the plan
+        for length, sizes in ((7, [7, 1]), (2, [2, 2, 2, 1, 1])):
+            reducer.replan(Planner(partial(_neighbours, length)))
+            for _ in range(2):
+                _backward(model)
                 reducer.finish()
-            _check(model)
-        assert [len(bucket.members) for bucket in reducer.buckets] == [1] * 8
+                _check(model)
+            assert [len(bucket) for bucket in _members(reducer)] == sizes
+        reducer.replan(Planner(_twice, argument="doubled"))
+        _backward(model)
+        with pytest.raises(ValueError, match=r"doubled: .*at most once"):
+            reducer.finish()
+        _check(model)
+        _backward(model)
+        reducer.finish()
+        _check(model)
+        assert sorted(_members(reducer)) == singles
         reducer.detach()
 
 
-# --- its memory
+# --- codecs with state
+
+
+class _Feedback:
+    """Sends whole numbers, and what they leave out with the next ones."""
+
+    def __init__(self, op, named, flat):
+        self.op = op
+        self.left = None
+        self.calls = 0
+
+    def __call__(self, tensors):
+        self.calls += 1
+        left = self.left or [torch.zeros_like(tensor) for tensor in tensors]
+        wanted = [tensor + rest for tensor, rest in zip(tensors, left, strict=True)]
+        sent = [tensor.floor() for tensor in wanted]
+        self.left = [tensor - one for tensor, one in zip(wanted, sent, strict=True)]
+
+        def decode(handle, _):
+            for tensor, one in zip(tensors, sent, strict=True):
+                tensor.copy_(one)
+
+        return Encoded(sent, decode)
+
+
+@on_ranks(2)
+def test_codecs_keep_the_state_of_their_bucket():
+    for storage in (own_memory, flat_buckets):
+        parameters = [nn.Parameter(torch.zeros(3)) for _ in range(4)]
+        planner = Planner(partial(_neighbours, 2))
+        options = ReductionOptions(op=hvd.Sum, planner=planner, storage=storage, codec=_Feedback)
+        reducer = GradientReducer([(str(n), p) for n, p in enumerate(parameters)], options, 1)
+        total = torch.zeros(3)
+        for step in range(9):
+            for parameter in parameters:
+                if storage is own_memory:
+                    parameter.grad = None
+                elif parameter.grad is not None:  # without it views are given up, and the state
+                    parameter.grad.zero_()
+            sum(parameter.sum() * 0.25 for parameter in parameters).backward()
+            reducer.finish()
+            if step > 0:  # the buckets of the first step are gone, and so is their state
+                total += parameters[0].grad
+            assert all(torch.equal(parameters[0].grad, other.grad) for other in parameters)
+        codecs = [bucket.codec for bucket in reducer.buckets]
+        assert [codec.calls for codec in codecs] == [8, 8, 8]
+        assert len(codecs) == len(set(map(id, codecs)))
+        assert total.eq(hvd.size() * 8 * 0.25).all()
+        reducer.detach()
 
 
 def _fails_half_way(kind):

@@ -42,19 +42,14 @@ def test_every_pair():
 
 
 @in_group(2)
-def test_tags_and_groups_of_the_same_ranks():
-    """What is sent with a tag, or in a group, is received with no other."""
+def test_tags():
     me, other = dist.get_rank(), 1 - dist.get_rank()
-    ways = [{"tag": tag} for tag in range(3)]
-    ways += [{"group": dist.new_group([0, 1])} for _ in range(2)]
+    tensors = [torch.full((count,), float(me)) for count in (5, 6, 7)]
     # In another order than they are received in, and before anybody receives.
-    works = [
-        dist.isend(torch.full((5 + number,), float(me)), other, **way)
-        for number, way in enumerate(ways)
-    ]
+    works = [dist.isend(tensor, other, tag=tag) for tag, tensor in enumerate(tensors)]
     works.append(dist.isend(torch.full((5,), 10.0 + me), other, tag=0))
-    for number in (2, 0, 4, 1, 3):
-        _received(torch.full((5 + number,), float(other)), other, **ways[number])
+    for tag in (2, 0, 1):
+        _received(torch.full((5 + tag,), float(other)), other, tag=tag)
     # Those of the same tag stay in order.
     received = torch.empty(5)
     work = dist.irecv(received, other)
@@ -84,6 +79,35 @@ def test_any_source():
                 sources.append(dist.recv(received, group=of, tag=9))
                 assert received.item() == sources[-1]
             assert sorted(sources) == senders
+
+
+@in_group(2)
+def test_same_ranks_in_two_groups():
+    """What is sent in one group is not received in another one, of the same ranks."""
+    other = 1 - dist.get_rank()
+    groups = [None, dist.new_group([0, 1]), dist.new_group([0, 1])]
+    works = [
+        dist.isend(torch.tensor([number]), other, group=group)
+        for number, group in enumerate(groups)
+    ]
+    for number in (2, 0, 1):
+        _received(torch.tensor([number]), other, group=groups[number])
+    for work in works:
+        work.wait()
+
+
+@in_group(4)
+def test_ranks_of_a_group():
+    group = dist.new_group([1, 3])
+    if dist.get_rank() == 1:
+        dist.send(torch.ones(2), group=group, group_dst=1)
+        dist.send_object_list(["one", {"two": 2}], dst=3, group=group)
+    if dist.get_rank() == 3:
+        _received(torch.ones(2), group=group, group_src=0)
+        objects = [None, None]
+        assert dist.recv_object_list(objects, src=1, group=group) == 1
+        assert objects == ["one", {"two": 2}]
+    dist.barrier()
 
 
 def _ring(group):

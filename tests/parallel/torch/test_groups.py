@@ -7,7 +7,7 @@ import torch.distributed as dist
 import aiacc
 from tests.parallel.torch.test_process_group import check_every_operation
 from tests.support.jobs import on_ranks
-from tests.support.process_group import assert_equal, in_group, join
+from tests.support.process_group import assert_equal, in_group, join, lose
 
 #: Overlapping, disjoint, of one rank, nested, of all ranks, the same ranks twice.
 RANKS = [[0, 1, 2], [1, 2, 3], [0, 1], [2, 3], [3], [1, 2], [0, 1, 2, 3], [0, 1]]
@@ -152,6 +152,9 @@ def test_wrong_use_is_an_error_on_every_rank():
     else:
         with pytest.raises(aiacc.MismatchError, match="shape"):
             dist.all_reduce(torch.ones(2 + me), group=group)
+        dtype = torch.float32 if me == 0 else torch.int64
+        with pytest.raises(aiacc.MismatchError, match=r"float32.*int64|int64.*float32"):
+            dist.all_reduce(torch.ones(2, dtype=dtype), group=group)
         with pytest.raises(aiacc.MismatchError, match="root"):
             dist.broadcast(torch.ones(2), me, group=group)
         with pytest.raises(ValueError, match="not part of"):
@@ -164,6 +167,19 @@ def test_wrong_use_is_an_error_on_every_rank():
     with pytest.raises(RuntimeError, match="not safe to split"):
         dist.split_group(split_ranks=[[0, 1, 2]])
     dist.barrier()
+
+
+@in_group(3, missing=[1])
+def test_a_lost_member_is_an_error():
+    group = dist.new_group([0, 1])
+    other = dist.new_group([0, 2])
+    lose(1)
+    if dist.get_rank() == 0:
+        with pytest.raises(aiacc.PeerLostError, match="rank 1"):
+            dist.all_reduce(torch.ones(1), group=group)
+    with pytest.raises(aiacc.PeerLostError, match="rank 1"):
+        dist.all_reduce(torch.ones(1), group=other)
+    dist.destroy_process_group(other)
 
 
 @in_group(3)

@@ -204,12 +204,19 @@ def _refuse_splits():
     size = hvd.size()
     rows = torch.ones(size + 1, 2)
     for splits, text in [
+        ([1] * (size + 1), "expected one for each rank"),
+        ([-1] + [1] * (size - 1), "whole numbers >= 0"),
+        ([0.5] * size, "whole numbers >= 0"),
+        ([2] * (size + 1), "expected one for each rank"),
         ([size + 2] + [0] * (size - 1), f"but the tensor has {size + 1} rows"),
         (torch.ones(size, dtype=torch.int64), r"int64.*splits\.to\(torch\.int32\)"),
         (torch.ones(size), r"float32.*splits\.to\(torch\.int32\)"),
     ]:
         with pytest.raises(ValueError, match=rf"alltoall of 'bad'.*{text}"):
             hvd.alltoall(rows, splits, name="bad")
+    if size > 1:
+        with pytest.raises(ValueError, match=f"expected a multiple of {size}.*give splits"):
+            hvd.alltoall(rows)
     with pytest.raises(ValueError, match="without dimensions"):
         hvd.alltoall(torch.tensor(1.0))
     with pytest.raises(ValueError, match="strides"):
@@ -232,10 +239,13 @@ def _refuse_groups_and_scatters():
             call([])
         with pytest.raises(ValueError, match=r"tensor 1 of grouped_all.* 'n'.*strides"):
             call([torch.ones(2), torch.ones(2, 3).T], name="n")
+    if size == 1:
+        return
+    with pytest.raises(aiacc.MismatchError, match=r"reducescatter\.odd"):
+        hvd.reducescatter(torch.ones(3 + rank), "odd")
     for odd in ([torch.ones(2), torch.ones(2 + rank)], [torch.ones(2)] * (1 + rank)):
-        if size > 1:
-            with pytest.raises(aiacc.MismatchError, match=r"grouped_allreduce\.odd"):
-                hvd.grouped_allreduce(odd, name="odd")
+        with pytest.raises(aiacc.MismatchError, match=r"grouped_allreduce\.odd"):
+            hvd.grouped_allreduce(odd, name="odd")
 
 
 def _tensors_nobody_else_holds():
@@ -256,6 +266,8 @@ def _disagree():
     with pytest.raises(aiacc.MismatchError, match=r"allreduce\.odd(?s:.*)rank"):
         hvd.synchronize(handle)
     assert hvd.synchronize(handle) is None
+    with pytest.raises(hvd.HorovodInternalError, match="root"):
+        hvd.broadcast_(torch.ones(2), int(rank == last), name="odd")
     assert_equal(
         hvd.allreduce(torch.ones(2), name="odd", op=hvd.Sum), torch.full((2,), hvd.size() * 1.0)
     )

@@ -3,6 +3,7 @@
 That training is the same in every situation is in test_optimizer_situations.py.
 """
 
+import os
 from functools import partial
 
 import pytest
@@ -18,6 +19,7 @@ from tests.support.learning.training import (
     Together,
     alone,
     check_learned,
+    check_parameters,
     check_same_everywhere,
     compare,
     distributed,
@@ -129,7 +131,18 @@ def test_sparse_gradients():
         other.step()
 
 
-# --- errors, jobs
+# --- names, errors, jobs
+
+
+@on_ranks(2, 3)
+def test_parameters_have_names_by_position_if_nobody_names_them():
+    model = Net()
+    optimizer = hvd.DistributedOptimizer(momentum(model.parameters()))
+    training = train(Together(model, optimizer, loss), range(4))
+    expected = compare(partial(train, batches=range(4)), NET)
+    check_parameters(training.model, expected.model, rtol=0, atol=0)
+    numbers = range(len(list(model.parameters())))
+    assert list(optimizer._parameter_names.values()) == [f"allreduce.noname.0.{n}" for n in numbers]
 
 
 @on_ranks(2)
@@ -139,6 +152,25 @@ def test_gradients_that_are_reduced_twice_are_warned_of():
     with pytest.warns(UserWarning, match="skip_synchronize"):
         training.optimizer.step()
     check_same_everywhere(training.model)
+
+
+@on_ranks(2, 3)
+def test_a_gradient_of_another_shape_fails_the_step_on_every_rank():
+    """And the next step works."""
+    rows = 3 if hvd.rank() == 0 else 2
+    odd, fine = nn.Parameter(torch.ones(rows)), nn.Parameter(torch.ones(2))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([odd, fine], 0.1), [("odd", odd), ("fine", fine)]
+    )
+    (odd.sum() + fine.sum()).backward()
+    with pytest.raises(aiacc.MismatchError, match="odd"):
+        optimizer.step()
+    assert torch.equal(fine.detach(), torch.ones(2))
+    optimizer.zero_grad()
+    odd.data = torch.ones(2)
+    fine.sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(fine.detach(), torch.full((2,), 0.9))
 
 
 def _shut_down_in_a_step(training):
@@ -172,26 +204,39 @@ def _net():
 OF_SETS = Recipe(_net, partial(torch.optim.SGD, lr=0.1), squares(4, 6))
 
 
+@on_ranks(3, env={"AIACC_ENGINE": "tcp"})
+def test_training_in_overlapping_sets():
+    assert aiacc.basics.engine() == os.environ["AIACC_ENGINE"]
+    # Overlapping sets train at the same time as all ranks do.
+    sets = [hvd.add_process_set(ranks) for ranks in ([0, 2], [1, 2], [0])]
+    adam = OF_SETS._replace(make_optimizer=partial(torch.optim.Adam, lr=0.1))
+    for process_set in (*sets, hvd.global_process_set):
+        if process_set.included():
+            compare(partial(train, batches=range(4)), adam, process_set=process_set)
+    for process_set in sets:
+        assert hvd.remove_process_set(process_set)
+
+
 @pytest.mark.parametrize("options", [{}, {"groups": 2}, {"gradient_as_bucket_view": True}])
 @on_ranks(3, starts=False)
 def test_sets_may_change_their_numbers(options):
-    """And overlap. Numbers change places with each `init`, and in the last job all are late."""
+    """The numbers of the two sets change places with each `init`, and the second is late."""
     torch.set_num_threads(1)
-    sets = [hvd.ProcessSet(ranks) for ranks in ([0, 1], [1, 2], [0])]
+    pairs = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 2])]
     for life in range(3):
-        late = sets if life == 2 else []
-        hvd.init(process_sets=[] if late else sets[::-1] if life else sets)
+        late = pairs if life == 2 else []
+        hvd.init(process_sets=[] if late else pairs[::-1] if life else pairs)
         for process_set in late:
             hvd.add_process_set(process_set)
         if life == 0:
-            trainings = [together(OF_SETS, process_set=one, **options) for one in sets]
-        for process_set, training in zip(sets, trainings, strict=True):
+            trainings = [together(OF_SETS, process_set=pair, **options) for pair in pairs]
+        for process_set, training in zip(pairs, trainings, strict=True):
             if process_set.included():
                 train(training, range(4))
-        mine = [process_set.included() for process_set in sets]
+        mine = [process_set.included() for process_set in pairs]
         hvd.barrier()
         hvd.shutdown()
-    for process_set, training, included in zip(sets, trainings, mine, strict=True):
+    for process_set, training, included in zip(pairs, trainings, mine, strict=True):
         if included:
             expected = train(alone(OF_SETS, process_set.ranks), [*range(4)] * 3)
             check_learned(training.model, expected.model, exactly=True)

@@ -261,16 +261,12 @@ def test_views_of_negated_memory():
 
 @in_group(3, missing=[1])
 def test_a_lost_rank_is_an_error():
-    """Also in a group that it is not in."""
-    other = dist.new_group([0, 2])
     lose(1)
     future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
     with pytest.raises(RuntimeError, match="rank 1"):
         future.wait()
-    for group in (None, other):
-        with pytest.raises(aiacc.PeerLostError, match="rank 1"):
-            dist.all_reduce(torch.ones(1), group=group)
-    dist.destroy_process_group(other)
+    with pytest.raises(aiacc.PeerLostError, match="rank 1"):
+        dist.all_reduce(torch.ones(1))
 
 
 _LAUNCHERS = ("aiaccrun", "srun", "mpirun", "openmpi")
