@@ -1,23 +1,15 @@
 #include "csrc/core/dispatch/zero_answers.h"
 
-#include <unistd.h>
-
-#include <fstream>
+#include <cstdint>
 #include <memory>
 
 #include <gtest/gtest.h>
 
+#include "tests/cpp/support/process.h"
 #include "tests/cpp/support/requests.h"
 
 namespace aiacc {
 namespace {
-
-std::size_t resident_bytes() {
-  std::size_t all = 0;
-  std::size_t resident = 0;
-  std::ifstream("/proc/self/statm") >> all >> resident;
-  return resident * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-}
 
 /// Who adds them answers the other ranks, who would take it for frozen.
 TEST(ZeroAnswers, AreNotClearedByWhoAddsThem) {
@@ -25,11 +17,11 @@ TEST(ZeroAnswers, AreNotClearedByWhoAddsThem) {
   ZeroAnswers zeros;
   Response response;
   response.zeros = std::make_shared<const Request>(make_request("x", {kCount}));
-  const std::size_t before = resident_bytes();
+  const std::size_t before = resident_memory();
   Operation* operation = zeros.add(response);
   ASSERT_NE(operation, nullptr);
   EXPECT_TRUE(operation->zeros);
-  EXPECT_LT(resident_bytes() - before, sizeof(float) * kCount / 4);  // sanitizers take an eighth
+  EXPECT_LT(resident_memory() - before, sizeof(float) * kCount / 4);  // sanitizers take an eighth
   zeros.remove(operation);
   response.zeros = std::make_shared<const Request>(make_request("x", {0}));
   EXPECT_EQ(zeros.add(response), nullptr);

@@ -6,13 +6,10 @@
 
 #include "csrc/engines/mpi/mpi_engine.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -22,6 +19,7 @@
 
 #include "csrc/engines/mpi/mpi_loader.h"
 #include "tests/cpp/engines/engine_checks.h"
+#include "tests/cpp/support/process.h"
 
 namespace aiacc {
 namespace {
@@ -273,14 +271,6 @@ TEST(MpiEngineTest, AbortReachesEveryBlockedLane) {
   check_all_reduce(*engine, 0, rank(), size(), 300001, DataType::kFloat32, ReduceOp::kSum);
 }
 
-/// Memory of this process that is in use, in bytes, shared or not.
-std::size_t resident() {
-  std::size_t total = 0;
-  std::size_t pages = 0;
-  std::ifstream("/proc/self/statm") >> total >> pages;
-  return pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-}
-
 /// MPI cannot cancel what rank 0 never joins: it keeps the requests, but not the memory behind
 /// them.
 TEST(MpiEngineTest, AbortedOperationsKeepNoMemory) {
@@ -319,12 +309,12 @@ TEST(MpiEngineTest, AbortedOperationsKeepNoMemory) {
     }
     EXPECT_EQ(running.load(), failed.load());
     if (round == 2) {  // MPI itself has all it needs by now
-      early = resident();
+      early = resident_memory();
     }
   }
   // Five times four lanes have more than 80 MiB for MPI. It keeps the messages that rank 0 did not
   // ask for, which are a fraction of it.
-  EXPECT_LT(resident(), early + (std::size_t{40} << 20))
+  EXPECT_LT(resident_memory(), early + (std::size_t{40} << 20))
       << "after " << kRounds - 3 << " more aborts";
 }
 
