@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -19,6 +20,10 @@ from tests.support import (
 # Settings of whoever runs the tests would change what is tested.
 for _name in [name for name in os.environ if name.startswith(("AIACC_", "HOROVOD_"))]:
     del os.environ[_name]
+# A shell in a script ignores SIGINT for what it starts by "&", and nohup SIGHUP: jobs would, too.
+for _number, _handler in {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: 0}.items():
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 #: What pytest and torch set themselves, whenever they please.
 _NOT_OURS = ("PYTEST_", "TORCHINDUCTOR_")
