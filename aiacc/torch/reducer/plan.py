@@ -1,7 +1,7 @@
 """Which gradients are reduced as one operation: a pure decision, which others may take instead.
 
 A `Planner` is data. `DistributedOptimizer` makes one of those below; whoever knows more, such as
-how long each gradient takes to compute, hands in another (`GradientReducer.replan`).
+how long each gradient takes to compute, hands in another (`GradientReducer.follow`).
 """
 
 from __future__ import annotations

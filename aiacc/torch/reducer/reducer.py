@@ -125,14 +125,6 @@ class GradientReducer:
         self.passes = backward_passes_per_step
         self._start_step()
 
-    def replan(self, planner: Planner) -> None:
-        """Form other buckets at the end of the next step.
-
-        Collective: every rank, between the same steps.
-        """
-        self.options = self.options._replace(planner=planner)
-        self._undecided = True
-
     def follow(self, planner: Planner) -> None:
         """Form other buckets at once, by a planner that needs no order of arrival.
 
