@@ -39,10 +39,6 @@ def with_dtypes(trace, dtypes):
     )
 
 
-def random_affine(rng):
-    return Affine(rng.choice((0.0, 0.01, 0.3, 1.0)), rng.choice((1e-7, 1e-6, 1e-5)))
-
-
 def random_table(rng):
     """Any monotone one, with jumps."""
     points = {}
@@ -62,7 +58,10 @@ def random_problems(number, seed, family="plain", smallest=3, largest=10):
     rng = random.Random(seed)
     for i in range(number):
         trace = random_trace(rng, rng.randint(smallest, largest))
-        cost = random_affine(rng) if i % 2 else random_table(rng)
+        if i % 2:
+            cost = Affine(rng.choice((0.0, 0.01, 0.3, 1.0)), rng.choice((1e-7, 1e-6, 1e-5)))
+        else:
+            cost = random_table(rng)
         constraints = UNCONSTRAINED
         if family == "contended":
             a, share = rng.choice((0.0, 0.1, 1.0)), rng.choice((1.0, 4 / 3, 2.5))
