@@ -34,22 +34,28 @@ POLICIES = {
     "int8": Policy(Quantised("int8", 128), feedback=Residual(), least_elements=64),
     "int4": Policy(Quantised("int4", 128, stochastic=True), least_elements=64),
     "topk": Policy(parse("topk:density=0.05"), least_elements=64),
+    "mstopk": Policy(parse("mstopk:density=0.05"), least_elements=64),
     "randomk": Policy(parse("randomk:density=0.05"), least_elements=64),
     "powersgd": Policy(parse("powersgd:rank=1"), least_elements=64),
 }
 
 
 def _gradients(rank, batch, shapes):
-    return {
+    gradients = {
         name: values_of(1000 * batch + 10 * rank + place, *shape)
         for place, (name, shape) in enumerate(shapes.items())
         if name != "sometimes" or (rank == 1 and batch % 2 == 1)
     }
+    if "words" in gradients:
+        rows = torch.tensor([[rank, batch, 7 * rank + batch]])
+        words = gradients["words"][:3]
+        gradients["words"] = torch.sparse_coo_tensor(rows, words, shapes["words"])
+    return gradients
 
 
-def _conserved(policy, way, ranks, steps, *, scaled=False):
-    """``steps[rank]`` of each of ``ranks``; then it joins, unless all have as many."""
-    shapes = _SHAPES if way != "hook" else {**_SHAPES, "conv": (16, 36)}
+def _conserved(policy, way, ranks, steps, *, scaled=False, more=()):
+    """``steps[rank]`` of each of ``ranks``; then it joins, unless all have as many. The job."""
+    shapes = {**_SHAPES, **dict(more)} if way != "hook" else {**_SHAPES, "conv": (16, 36)}
     job = Job(
         policy,
         shapes,
@@ -62,7 +68,7 @@ def _conserved(policy, way, ranks, steps, *, scaled=False):
     passes = options.get("backward_passes_per_step", 1)
     predivide = options.get("gradient_predivide_factor", 1.0)
     left = {name: torch.zeros(shape).double() for name, shape in shapes.items()}
-    largest = dict.fromkeys(_SHAPES, 0.0)
+    largest = dict.fromkeys(shapes, 0.0)
     # An element's error is that of its block: up to the largest of all that was added up, a
     # quarter more where chance rounds. See coded_all_reduce_test.cc.
     rounding = 1.25 * 2**-24 * (max(steps.values()) + 1) * (2 * len(ranks) + 2) * len(ranks)
@@ -82,10 +88,10 @@ def _conserved(policy, way, ranks, steps, *, scaled=False):
         for rank in ranks:
             for batch in batches if step < steps[rank] else ():
                 for name, gradient in _gradients(rank, batch, shapes).items():
-                    left[name] += gradient
-                    largest[name] += gradient.abs().max().item()
+                    left[name] += gradient.to_dense()
+                    largest[name] += gradient.to_dense().abs().max().item()
         for name, result in results.items():
-            left[name] -= result.double() * (len(ranks) if job.averages else 1)
+            left[name] -= result.to_dense().double() * (len(ranks) if job.averages else 1)
 
     for step in range(steps[hvd.rank()]):
         one_step(step)
@@ -105,16 +111,17 @@ def _conserved(policy, way, ranks, steps, *, scaled=False):
             nothing_is_lost = name not in residuals or (low_rank and "bias" in name)
             assert error < kept.abs().max() / 1000 or nothing_is_lost or name == "sometimes"
     if not same_steps:
-        return
+        return job
     job.feedback.flush()
     last = steps[hvd.rank()]
     steps = {rank: count + 1 for rank, count in steps.items()}
     one_step(last)
     for name, parameter in job.model.named_parameters():
         assert left[name].abs().max().item() <= rounding * largest[name], (way, name)
-        check_same(parameter.grad, **among)
+        check_same(parameter.grad.to_dense(), **among)
     for residual in job.feedback.residuals.values():
         assert not residual.any(), way
+    return job
 
 
 _WAYS = [
@@ -173,18 +180,6 @@ def test_process_sets_and_ranks_that_have_not_joined_keep_what_is_theirs():
 
 @on_ranks_over_tcp(2)
 def test_sparse_gradients_are_gathered_beside_coded_ones():
-    job = Job(POLICIES["topk"], {"words": (200, 100), "out": (100, 200)})
-    left = torch.zeros(100, 200).double()
-    for step in range(4):
-        everyones = []
-        for rank in range(hvd.size()):
-            rows = torch.tensor([[rank, step, 7 * rank + step]])
-            words = torch.sparse_coo_tensor(rows, values_of(step + rank, 3, 100), (200, 100))
-            everyones.append({"words": words, "out": values_of(10 * step + rank, 100, 200)})
-        results = job.step(everyones[hvd.rank()])
-        total = sum(one["words"].to_dense() for one in everyones)
-        torch.testing.assert_close(results["words"].to_dense(), total)
-        left += sum(one["out"] for one in everyones) - results["out"]
-    kept = hvd.allreduce(job.feedback.residuals["out"].double(), op=hvd.Sum)
-    torch.testing.assert_close(kept, left, rtol=0, atol=4 * 4 * 2**-24 * left.abs().max().item())
+    job = _conserved(POLICIES["topk"], {}, range(2), {0: 4, 1: 4}, more={"words": (200, 100)})
+    assert job.model.words.grad.is_sparse
     assert "words" not in job.feedback.residuals

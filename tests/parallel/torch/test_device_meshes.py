@@ -1,6 +1,5 @@
 """What torch builds on groups of ranks: device meshes, FSDP2, HSDP and `replicate`, on a CPU."""
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed._composable import replicate_with_fsdp
@@ -10,11 +9,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.process_group import assert_equal, in_group, join, leave
-from tests.support.ranks import free_port, run_ranks
+from tests.support.process_group import assert_equal, in_group
 
 STEPS = 4
-BATCH = 8
+BATCH = 12  # parts of equal size have the mean of the whole
 
 
 @in_group(4)
@@ -50,7 +48,7 @@ def _model(seed=0):
     torch.manual_seed(seed)
     return torch.nn.Sequential(
         torch.nn.Linear(6, 24), torch.nn.Tanh(), torch.nn.Linear(24, 10), torch.nn.Linear(10, 3)
-    )
+    ).double()
 
 
 def _train(model, rank, size):
@@ -58,15 +56,14 @@ def _train(model, rank, size):
     optimizer = torch.optim.Adam(model.parameters(), 0.05)
     generator = torch.Generator().manual_seed(1)
     for _ in range(STEPS):
-        inputs = torch.randn(BATCH, 6, generator=generator).chunk(size)[rank]
+        inputs = torch.randn(BATCH, 6, generator=generator).double().chunk(size)[rank]
         optimizer.zero_grad()
         model(inputs).square().mean().backward()
         optimizer.step()
-    parameters = [
-        parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+    return [
+        (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach()
         for parameter in model.parameters()
     ]
-    return [parameter.detach().numpy().copy() for parameter in parameters]
 
 
 def _sharded(mesh):
@@ -105,29 +102,17 @@ def _replicate_of_fsdp():
     return replicate_with_fsdp.replicate(model, mesh=mesh)
 
 
-def _train_on_both(builds, ports):
-    """The parameters by backend and way to build the model."""
-    results = []
-    for backend, port in zip(("aiacc", "gloo"), ports, strict=True):
-        join(port, backend)
-        rank, size = dist.get_rank(), dist.get_world_size()
-        results.append([_train(build(), rank, size) for build in builds])
-        leave()
-    return results
+#: Ways to build the model, by number of ranks.
+BUILDS = {2: [_fsdp, _ddp, _ddp_composable, _replicate_of_fsdp], 3: [_fsdp, _ddp], 4: [_hsdp]}
 
 
-@pytest.mark.parametrize(
-    ("size", "builds"),
-    [(2, [_fsdp, _ddp, _ddp_composable, _replicate_of_fsdp]), (3, [_fsdp, _ddp]), (4, [_hsdp])],
-    ids=["FSDP2, DDP and replicate on 2", "FSDP2 and DDP on 3", "HSDP on 2 by 2"],
-)
-def test_trains_as_on_gloo(size, builds):
-    results = run_ranks(size, _train_on_both, builds, [free_port(), free_port()])
-    alone = _train(_model(), 0, 1)
-    for ours, theirs in results:
-        for number, parameters in enumerate(ours):
-            for place, parameter in enumerate(parameters):
-                assert_equal(parameter, results[0][0][number][place])
-                torch.testing.assert_close(parameter, theirs[number][place], rtol=1e-5, atol=1e-6)
-                if BATCH % size == 0:  # parts of equal size have the mean of the whole
-                    torch.testing.assert_close(parameter, alone[place], rtol=1e-4, atol=1e-5)
+@in_group(*BUILDS)
+def test_trains_as_one_process():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    expected = _train(_model(), 0, 1)
+    for build in BUILDS[size]:
+        for parameter, wanted in zip(_train(build(), rank, size), expected, strict=True):
+            torch.testing.assert_close(parameter, wanted)
+            everyones = [torch.empty_like(parameter) for _ in range(size)]
+            dist.all_gather(everyones, parameter)
+            assert_equal(everyones, [everyones[0]] * size)

@@ -52,8 +52,12 @@ def test_operations_as_on_the_cpu(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_make_gpu_check_does(size):
-    assert fake_gpu.run_ranks(size, bodies.every_operation) == [len(bodies.DTYPES)] * size
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [(bodies.every_operation, len(bodies.DTYPES)), (bodies.compressed, ["fp16", "bf16"])],
+)
+def test_what_make_gpu_check_does(size, body, found):
+    assert fake_gpu.run_ranks(size, body) == [found] * size
 
 
 def test_optimizers_maps_and_packed_factors_of_make_gpu_check():
@@ -61,11 +65,6 @@ def test_optimizers_maps_and_packed_factors_of_make_gpu_check():
     reasons, others = fake_gpu.run_ranks(2, optim_bodies.divided_maps)
     assert reasons == others
     fake_gpu.run_ranks(1, factor_bodies.packed_factors)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_compression_where_tensors_are_staged(size):
-    assert fake_gpu.run_ranks(size, bodies.compressed) == [["fp16", "bf16"]] * size
 
 
 @pytest.mark.parametrize(
@@ -85,29 +84,31 @@ def test_codes_of_make_gpu_check(size, body):
 
 
 _TCP = {"AIACC_ENGINE": "tcp"}
+# Without powersgd, which is for gradients in host memory.
+_EVENTS = [p for p in test_events.POLICIES if p.codec.name != "powersgd"]
+_CONSERVED = [{"kind": kind} for kind in test_nothing_is_lost.POLICIES if kind != "powersgd"]
 
 
 @pytest.mark.parametrize(
-    "of",
+    ("of", "arguments"),
     [
-        test_operations.test_every_operation_is_as_close_as_theory_says,
-        test_operations.test_compressors_are_codecs_and_chance_is_the_same_on_all_ranks,
-        test_operations.test_what_is_not_finite_on_one_rank_is_so_on_all,
-        test_refusals.test_what_is_not_for_codecs_is_refused_by_name,
-        test_nothing_is_lost.test_sparse_gradients_are_gathered_beside_coded_ones,
+        (test_operations.test_every_operation_is_as_close_as_theory_says, {}),
+        (test_operations.test_compressors_are_codecs_and_chance_is_the_same_on_all_ranks, {}),
+        (test_operations.test_what_is_not_finite_on_one_rank_is_so_on_all, {}),
+        (test_refusals.test_what_is_not_for_codecs_is_refused_by_name, {}),
+        (test_nothing_is_lost.test_sparse_gradients_are_gathered_beside_coded_ones, {}),
+        *(
+            (test_nothing_is_lost.test_sums_and_what_is_kept_are_all_there_was, k)
+            for k in _CONSERVED
+        ),
     ],
 )
-def test_codes_as_on_the_cpu(of):
-    fake_gpu.run_ranks(2, of.body, {}, env=_TCP)
+def test_codes_as_on_the_cpu(of, arguments):
+    fake_gpu.run_ranks(2, of.body, arguments, env=_TCP)
 
 
 def test_references_as_on_the_cpu():
     fake_gpu.run_ranks(2, test_error_feedback.references, env=_TCP)
-
-
-# Without powersgd, which is for gradients in host memory.
-_EVENTS = [p for p in test_events.POLICIES if p.codec.name != "powersgd"]
-_CONSERVED = [kind for kind in test_nothing_is_lost.POLICIES if kind != "powersgd"]
 
 
 @pytest.mark.parametrize("event", ["overflow", "reloaded"])
@@ -120,12 +121,6 @@ def test_events_leave_no_trace_on_a_gpu(event, port):
 def test_ranks_agree_after_a_join_on_a_gpu(port):
     args = test_events.dense_step, *test_events.DENSE["joined"]
     fake_gpu.run_ranks(2, in_ddp, port, *args, env=_TCP)
-
-
-@pytest.mark.parametrize("kind", _CONSERVED)
-def test_no_part_of_a_gradient_on_a_gpu_is_lost(kind):
-    body = test_nothing_is_lost.test_sums_and_what_is_kept_are_all_there_was.body
-    fake_gpu.run_ranks(2, body, {"kind": kind}, env=_TCP)
 
 
 def _coded_hooks():

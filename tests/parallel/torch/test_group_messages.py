@@ -42,14 +42,19 @@ def test_every_pair():
 
 
 @in_group(2)
-def test_tags():
+def test_tags_and_groups_of_the_same_ranks():
+    """What is sent with a tag, or in a group, is received with no other."""
     me, other = dist.get_rank(), 1 - dist.get_rank()
-    tensors = [torch.full((count,), float(me)) for count in (5, 6, 7)]
+    ways = [{"tag": tag} for tag in range(3)]
+    ways += [{"group": dist.new_group([0, 1])} for _ in range(2)]
     # In another order than they are received in, and before anybody receives.
-    works = [dist.isend(tensor, other, tag=tag) for tag, tensor in enumerate(tensors)]
+    works = [
+        dist.isend(torch.full((5 + number,), float(me)), other, **way)
+        for number, way in enumerate(ways)
+    ]
     works.append(dist.isend(torch.full((5,), 10.0 + me), other, tag=0))
-    for tag in (2, 0, 1):
-        _received(torch.full((5 + tag,), float(other)), other, tag=tag)
+    for number in (2, 0, 4, 1, 3):
+        _received(torch.full((5 + number,), float(other)), other, **ways[number])
     # Those of the same tag stay in order.
     received = torch.empty(5)
     work = dist.irecv(received, other)
@@ -79,21 +84,6 @@ def test_any_source():
                 sources.append(dist.recv(received, group=of, tag=9))
                 assert received.item() == sources[-1]
             assert sorted(sources) == senders
-
-
-@in_group(2)
-def test_same_ranks_in_two_groups():
-    """What is sent in one group is not received in another one, of the same ranks."""
-    other = 1 - dist.get_rank()
-    groups = [None, dist.new_group([0, 1]), dist.new_group([0, 1])]
-    works = [
-        dist.isend(torch.tensor([number]), other, group=group)
-        for number, group in enumerate(groups)
-    ]
-    for number in (2, 0, 1):
-        _received(torch.tensor([number]), other, group=groups[number])
-    for work in works:
-        work.wait()
 
 
 @in_group(4)
