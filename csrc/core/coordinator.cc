@@ -272,7 +272,7 @@ void Coordinator::wait_until_done(const Operation& operation,
     Waiting& operator=(const Waiting&) = delete;
     ~Waiting() {
       coordinator.waiting_callers_.fetch_sub(1);
-      coordinator.claim_expiry_.store(Clock::now() + kGrace);
+      coordinator.claim_expiry_.store(Clock::now() + coordinator.options_.grace);
       coordinator.wait_ns_.fetch_add(nanoseconds_since(start), std::memory_order_relaxed);
     }
     Coordinator& coordinator;
@@ -281,16 +281,21 @@ void Coordinator::wait_until_done(const Operation& operation,
   const Waiting waiting(*this);
   const StuckDetector::Wait wait(stuck_detector_, operation);
   bool compared = false;
-  // No round brings a message.
-  const bool negotiated = !is_message(operation.request.kind);
-  if (negotiated) {
+  if (!operation.dispatched.load()) {
     announce_.store(true);
     flush_.store(true);
+  } else if (!is_message(operation.request.kind) && table_.has_queued()) {
+    flush();
   }
   while (true) {
     const auto deadline = Clock::now() + tick_;
-    if (negotiated) {
+    // What is on its way, as a message always is, needs no round. A round for what else is queued
+    // may have to wait for other ranks: that is for the background thread.
+    if (!operation.dispatched.load()) {
       drive_for(operation, deadline);
+    }
+    if (has_sets_.load() && !operation.done.load()) {
+      take_from_callers();
     }
     if (table_.wait(operation, deadline)) {
       return;

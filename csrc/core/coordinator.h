@@ -35,6 +35,9 @@ struct CoordinatorOptions {
   /// delay of anything but tensors, such as a stall query. A wait of this length may trigger the
   /// check for nearly equal names (near_miss.h).
   std::chrono::microseconds patience{1'000'000};
+  /// After a wait the background thread leaves the sockets to the caller for this long: a loop of
+  /// blocking calls is not slowed down by a second thread that wakes up beside it.
+  std::chrono::microseconds grace{500};
   double peer_timeout_s = 4.0;
   double stall_warn_s = 60.0;
   double stall_fail_s = 0.0;
@@ -126,10 +129,6 @@ class Coordinator {
   CoordinatorStats stats() const;
 
  private:
-  /// After a wait the background thread leaves the sockets to the caller for this long: a loop of
-  /// blocking calls is not slowed down by a second thread that wakes up beside it.
-  static constexpr std::chrono::microseconds kGrace{500};
-
   std::int64_t change_process_sets(OpKind kind,
                                    std::string name,
                                    std::vector<std::int64_t> numbers,
@@ -142,6 +141,7 @@ class Coordinator {
   void wait_until_done(const Operation& operation, const std::function<void()>& on_tick);
   void drive_for(const Operation& operation, Clock::time_point deadline);
   void leave_to_callers();
+  void take_from_callers();
   void step(const Operation* wanted);
   bool want_round();
   bool stuck_for_long() const;
@@ -173,6 +173,8 @@ class Coordinator {
   std::atomic<bool> failed_{false};
   std::atomic<int> waiting_callers_{0};
   std::atomic<Clock::time_point> claim_expiry_{};  ///< until then rounds are left to callers
+  /// There are other process sets than that of all ranks: their rounds need this rank, too.
+  std::atomic<bool> has_sets_{false};
   std::atomic<std::uint64_t> unit_bytes_{0};       ///< of the current epoch, for submitting threads
   std::atomic<std::uint32_t> lanes_{0};            ///< of the current epoch
   std::atomic<double> gpu_byte_weight_{1.0};       ///< Operation::byte_weight of tensors on GPUs

@@ -11,8 +11,9 @@
 namespace aiacc {
 namespace {
 
-/// kGrace while a caller sleeps on the only operation there is: no round can be of use to it.
-constexpr std::chrono::microseconds kLongGrace{10'000};
+/// How much longer the grace is while a caller sleeps on the only operation there is: no round can
+/// be of use to it.
+constexpr int kLongGrace = 20;
 
 /// A lost lane connection is a symptom; how long the control plane has to name the cause.
 constexpr std::chrono::milliseconds kCauseGrace{300};
@@ -42,7 +43,7 @@ void Coordinator::drive_for(const Operation& operation, Clock::time_point deadli
     return;
   }
   Lanes& lanes = dispatcher_.lanes();
-  lanes.keep_first();
+  lanes.keep_for(operation);
   plane_.claim();
   try {
     while (true) {
@@ -62,7 +63,9 @@ void Coordinator::drive_for(const Operation& operation, Clock::time_point deadli
   if (flush_.load() && table_.has_queued()) {
     plane_.wake();  // Another thread's flush came during the last round.
   }
-  lanes.help(helped, operation, deadline);
+  if (helped != nullptr) {
+    helped->help(operation);  // It was not woken: nobody else would.
+  }
 }
 
 void Coordinator::background() {
@@ -81,11 +84,11 @@ void Coordinator::background() {
       }
       if (Clock::now() < claim_expiry_.load() && !want_round()) {
         plane_.claim();
-        plane_.unclaim_after(kGrace);
+        plane_.unclaim_after(options_.grace);
       } else {
         plane_.unclaim();
         step(nullptr);
-        if (waiting_callers_.load() > 0 && negotiator_.waiting() == 0) {
+        if (waiting_callers_.load() > 0 && negotiator_.waiting() == 0 && !has_sets_.load()) {
           leave_to_callers();
         }
       }
@@ -100,8 +103,18 @@ void Coordinator::background() {
 /// Keeps the background thread out of the next rounds: a caller is likely to run them.
 void Coordinator::leave_to_callers() {
   plane_.claim();
-  claim_expiry_.store(Clock::now() + (table_.in_flight() == 1 ? kLongGrace : kGrace));
-  plane_.unclaim_after(kGrace);
+  const bool is_long = table_.in_flight() == 1 && !has_sets_.load();
+  claim_expiry_.store(Clock::now() + options_.grace * (is_long ? kLongGrace : 1));
+  plane_.unclaim_after(options_.grace);
+}
+
+/// Ends that at once: a caller that sleeps makes no progress, and the members of another process set
+/// may need rounds meanwhile.
+void Coordinator::take_from_callers() {
+  if (Clock::now() < claim_expiry_.load()) {
+    claim_expiry_.store({});
+    plane_.wake();
+  }
 }
 
 /// Does all there is to do now, without waiting for anything but running rounds.
@@ -191,6 +204,7 @@ void Coordinator::run_round() {
   const RoundOutcome& outcome = negotiator_.apply(message_);
   check_parameters(negotiator_.parameters(), static_cast<std::uint32_t>(engine_.lanes()));
   publish(negotiator_.parameters());
+  has_sets_.store(negotiator_.process_sets().size() > 1);
   if (timeline_.marks_rounds()) {
     timeline_.record("round", "CYCLE_START", "rounds", start, Clock::now(), message_.size());
   }

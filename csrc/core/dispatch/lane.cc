@@ -2,6 +2,7 @@
 
 #include <sys/prctl.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "csrc/base/thread.h"
@@ -43,15 +44,22 @@ void Lane::start() {
   work_.notify_one();
 }
 
-void Lane::help(const std::atomic<bool>& done, Clock::time_point deadline) {
+void Lane::help(const Operation& operation) {
   std::unique_lock lock(mutex_);
-  if (running_ || !has_work()) {
+  if (running_) {
     return;
   }
-  do {
+  while (is_next(operation)) {
     run_one(lock);
-  } while (has_work() && !done.load() && Clock::now() < deadline);
+  }
   leave();
+}
+
+/// With the lock.
+bool Lane::is_next(const Operation& operation) const {
+  const auto is_of = [&](const Piece& piece) { return piece.operation == &operation; };
+  return has_work() &&
+         std::any_of(upcoming().pieces.begin(), upcoming().pieces.end(), is_of);
 }
 
 bool Lane::quiesce(Clock::time_point deadline) {

@@ -40,10 +40,10 @@ class Lane {
   void push(Unit& unit, bool notify);
   /// Lets the worker run what is queued.
   void start();
-  /// Runs what is queued in the calling thread until `done` is set or the deadline has come, at
-  /// least one unit; what is left then is the worker's. Returns at once if another thread is doing
-  /// so. Others may go on pushing: the queue need never be empty.
-  void help(const std::atomic<bool>& done, Clock::time_point deadline);
+  /// Runs units in the calling thread for as long as the next one is of `operation`; what is left
+  /// then is the worker's. Returns at once if another thread runs the lane. Whoever waits for the
+  /// operation is not kept from its end, nor from signals for longer than one of its units takes.
+  void help(const Operation& operation);
   /// Blocks until nothing is queued or running, or the deadline has come; true if it is idle.
   bool quiesce(Clock::time_point deadline);
 
@@ -63,6 +63,7 @@ class Lane {
  private:
   void work();
   bool has_work() const { return prepared_ || !queue_.empty(); }
+  bool is_next(const Operation& operation) const;
   void run_one(std::unique_lock<std::mutex>& lock);
   void leave();
   const Unit& upcoming() const { return prepared_ ? next_ : queue_.front(); }

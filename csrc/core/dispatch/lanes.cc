@@ -34,7 +34,9 @@ Lanes::Lanes(int numbered, const Run& run, const Prepare& prepare) {
 
 void Lanes::push(Unit& unit) {
   Lane* lane = lanes_[unit.plan.lane].get();
-  if (keeping_ && kept_ == nullptr) {
+  const auto is_wanted = [this](const Piece& piece) { return piece.operation == kept_for_; };
+  if (lane == lanes_.back().get() &&
+      std::any_of(unit.pieces.begin(), unit.pieces.end(), is_wanted)) {
     kept_ = lane;
   }
   lane->push(unit, lane != kept_);
@@ -48,20 +50,8 @@ void Lanes::start_kept() {
 }
 
 Lane* Lanes::take_kept() {
-  keeping_ = false;
+  kept_for_ = nullptr;
   return std::exchange(kept_, nullptr);
-}
-
-void Lanes::help(Lane* first, const Operation& operation, Clock::time_point deadline) {
-  if (first != nullptr) {
-    first->help(operation.done, deadline);  // it was not woken: nobody else would
-  }
-  for (const auto& lane : lanes_) {
-    if (operation.done.load() || Clock::now() >= deadline) {
-      return;
-    }
-    lane->help(operation.done, deadline);
-  }
 }
 
 std::vector<LaneReport> Lanes::reports(const TensorTable& table, double limit_s) const {

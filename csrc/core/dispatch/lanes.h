@@ -29,19 +29,15 @@ class Lanes {
   /// Gives a unit to the lane that it is planned for, and an old one back. The progress thread's.
   void push(Unit& unit);
 
-  /// A caller that will wait anyway runs one lane itself instead of waking its worker: until
-  /// `take_kept`, the lane of the first unit that is pushed is kept for it. The progress thread's,
+  /// A caller that waits for `operation` runs its unit on the express lane itself instead of waking
+  /// that lane's worker: until `take_kept`, the lane is kept for it if such a unit is pushed. Units
+  /// on other lanes may take long, and the caller has signals to look after. The progress thread's,
   /// like the next two.
-  void keep_first() { keeping_ = true; }
-  /// Wakes the lane that is kept, if there is one; that of the next unit is kept then.
+  void keep_for(const Operation& operation) { kept_for_ = &operation; }
+  /// Wakes the lane that is kept, if it is.
   void start_kept();
   /// The lane that is kept, or null; whoever calls has to `help` it before it waits for anything.
   Lane* take_kept();
-
-  /// Runs lanes that nobody runs, `first` at first unless it is null, until `operation` is done,
-  /// the deadline has come or no lane is left; the lanes' own threads go on. A unit that has begun
-  /// is brought to its end.
-  void help(Lane* first, const Operation& operation, Clock::time_point deadline);
 
   /// What the lanes are at, those with work. Stuck is who has waited for `limit_s`.
   std::vector<LaneReport> reports(const TensorTable& table, double limit_s) const;
@@ -56,8 +52,8 @@ class Lanes {
 
  private:
   std::vector<std::unique_ptr<Lane>> lanes_;
-  bool keeping_ = false;  ///< the progress thread's
-  Lane* kept_ = nullptr;  ///< the same
+  const Operation* kept_for_ = nullptr;  ///< the progress thread's
+  Lane* kept_ = nullptr;                 ///< the same
 };
 
 }  // namespace aiacc

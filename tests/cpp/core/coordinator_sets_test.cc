@@ -11,6 +11,7 @@
 
 #include "csrc/core/coordinator.h"
 #include "tests/cpp/support/coordinators.h"
+#include "tests/cpp/support/gate.h"
 
 namespace aiacc {
 namespace {
@@ -63,6 +64,44 @@ TEST_P(ProcessSetsTest, FormingNeedsTheMembersAlone) {
       });
     }
   }
+}
+
+/// Callers of one set sleep until the other set is through. Whoever left rounds to them hangs.
+TEST(ProcessSetsWait, KeepsNoOtherSetFromItsRounds) {
+  constexpr std::int64_t kLarge = 20'000;
+  Gate gate(false);
+  CoordinatorWorld world;
+  world.size = 4;
+  world.options.grace = std::chrono::hours(1);
+  world.options.parameters.unit_bytes = 1 << 17;
+  world.before = [&](int rank, int, std::size_t bytes) {
+    if (rank == 0 && bytes == kLarge * sizeof(float)) {
+      gate.pass();
+    }
+  };
+  with_coordinators(world, [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    const std::uint32_t sets[] = {coordinator.add_process_set({0, 1}),
+                                  coordinator.add_process_set({2, 3})};
+    std::vector<float> data(kLarge, 1);
+    Request request = make_request("x", {kLarge});
+    request.process_set = sets[0];
+    Handle held = 0;
+    if (rank < 2) {
+      held = submit(coordinator, request, data.data(), data.data());
+    }
+    barrier(coordinator, "it is on its way");
+    if (rank < 2) {
+      finish(coordinator, held);
+    } else {
+      gate.await(1);
+      for (int i = 0; i < 3; ++i) {
+        EXPECT_EQ(sum_in(coordinator, sets[1], "y", 2), 4);
+      }
+      gate.open();
+    }
+    barrier(coordinator, "nobody leaves before");
+  });
 }
 
 TEST_P(ProcessSetsTest, WhoHasLeftIsNotWaitedFor) {

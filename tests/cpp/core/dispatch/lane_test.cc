@@ -12,9 +12,16 @@
 namespace aiacc {
 namespace {
 
-Unit unit_of(std::uint64_t seq) {
+/// That of who helps.
+Operation& own() {
+  static Operation operation;
+  return operation;
+}
+
+Unit unit_of(std::uint64_t seq, Operation& operation = own()) {
   Unit unit;
   unit.plan.seq = seq;
+  unit.pieces = {{&operation, 0}};
   return unit;
 }
 
@@ -22,11 +29,7 @@ void push(Lane& lane, Unit unit, bool notify) { lane.push(unit, notify); }
 
 Clock::time_point never() { return Clock::time_point::max(); }
 
-/// Until the queue is empty.
-void help(Lane& lane) {
-  const std::atomic<bool> done{false};
-  lane.help(done, never());
-}
+void help(Lane& lane) { lane.help(own()); }
 
 bool pass(Gate& gate) {
   gate.pass();
@@ -115,54 +118,26 @@ TEST(Lane, AUnitPushedWhileAnotherRunsIsNotForgotten) {
   helper.join();
 }
 
-/// Runs units that refill the queue for ever, the first of them in this thread with `lane.help`.
-/// Returns when another thread has run one.
-template <class Help>
-void help_with_an_endless_queue(Help help_until) {
+/// What is behind a unit of others may have to wait for ranks that the helper does not wait for.
+TEST(Lane, AHelperRunsUnitsOfItsOwnOperationOnly) {
+  Operation others;
   const auto self = std::this_thread::get_id();
-  std::atomic<int> mine{0};
-  std::atomic<bool> stop{false};
-  Gate others(true);
-  Lane* refilled = nullptr;
-  Lane lane(
-      "test",
-      [&](Unit& unit, PackBuffer&) {
-        if (std::this_thread::get_id() == self) {
-          // The end of a test that fails: nobody else comes to run one.
-          stop.store(mine.fetch_add(1) >= 10'000);
-        } else {
-          others.pass();
-          stop.store(true);
-        }
-        if (!stop.load()) {
-          push(*refilled, unit_of(unit.plan.seq + 1), true);
-        }
-        return true;
-      },
-      [](const Unit&) {});
-  refilled = &lane;
-  push(lane, unit_of(0), false);
-  push(lane, unit_of(1), false);
-  help_until(lane, mine);
-  ASSERT_LT(mine.load(), 10'000) << "a caller was held by the units of others";
-  others.await(1);
-  EXPECT_TRUE(lane.quiesce(never()));
-}
-
-TEST(Lane, AHelperLeavesWhenItsOwnOperationIsDone) {
-  help_with_an_endless_queue([](Lane& lane, std::atomic<int>& mine) {
-    const std::atomic<bool> done{true};  // as if the first unit had been all of it
-    lane.help(done, never());
-    EXPECT_EQ(mine.load(), 1);
-  });
-}
-
-TEST(Lane, AHelperLeavesAtItsDeadline) {
-  help_with_an_endless_queue([](Lane& lane, std::atomic<int>& mine) {
-    const std::atomic<bool> done{false};
-    lane.help(done, Clock::now());
-    EXPECT_EQ(mine.load(), 1) << "the one that it had begun";
-  });
+  for (const Lane::Prepare& prepare : {Lane::Prepare(), Lane::Prepare([](const Unit&) {})}) {
+    std::vector<bool> here;
+    Lane lane(
+        "test",
+        [&](Unit&, PackBuffer&) {
+          here.push_back(std::this_thread::get_id() == self);
+          return true;
+        },
+        prepare);
+    for (Operation* operation : {&own(), &own(), &others, &own()}) {
+      push(lane, unit_of(0, *operation), false);
+    }
+    help(lane);
+    EXPECT_TRUE(lane.quiesce(never()));
+    EXPECT_EQ(here, (std::vector<bool>{true, true, false, false}));
+  }
 }
 
 TEST(Lane, QuiesceKeepsItsDeadline) {
