@@ -76,6 +76,10 @@ AddressList numeric_address(const std::string& host) {
   return {head, &freeaddrinfo};
 }
 
+/// Connections that may wait while a rank is busy: one for each of its lanes from each of 1,000
+/// others. The kernel makes it SOMAXCONN of the system, if that is less.
+constexpr int kBacklog = 4096;
+
 /// A socket that listens there, or an invalid one and errno.
 Socket listen_at(const sockaddr* address, socklen_t length) {
   Socket socket(::socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -85,7 +89,7 @@ Socket listen_at(const sockaddr* address, socklen_t length) {
   if (address->sa_family == AF_INET6) {
     set_int(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
   }
-  if (bind(socket.fd(), address, length) != 0 || listen(socket.fd(), 1024) != 0) {
+  if (bind(socket.fd(), address, length) != 0 || listen(socket.fd(), kBacklog) != 0) {
     const int failure = errno;
     socket.close();
     errno = failure;

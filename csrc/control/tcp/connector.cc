@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint16_t kVersion = 2;
 
-/// How often a rank that does not connect is probed, and how long one probe may take.
+/// How often a rank that does not connect is looked after, and how long one probe may take.
 constexpr std::chrono::milliseconds kProbeEvery{1000};
 constexpr std::chrono::milliseconds kProbePatience{100};
 
@@ -86,6 +86,7 @@ class Connector::Waiter {
     }
     if (waiters.empty()) {
       connector_.greetings_.clear();  // Nobody would look whose patience ends.
+      connector_.probes_.clear();
     }
   }
 
@@ -283,16 +284,41 @@ Socket Connector::open(const ChannelSpec& spec, Clock::time_point deadline, int 
 }
 
 /// Nothing tells that a rank which has not connected yet has died, save that its listener is gone.
+/// One connection to it waits to be accepted meanwhile, and ends with the listener: a busy rank
+/// accepts none, and those that it awaits need the room behind it.
 void Connector::probe(const std::set<int>& peers, int interrupt) {
   for (const int peer : peers) {
+    if (is_probed(peer)) {
+      continue;
+    }
     try {
-      open({peer, ChannelKind::kProbe}, Clock::now() + kProbePatience, interrupt);
+      Socket probe = open({peer, ChannelKind::kProbe}, Clock::now() + kProbePatience, interrupt);
+      const std::lock_guard lock(mutex_);
+      probes_[peer] = std::move(probe);
     } catch (const Error& error) {
       if (error.code() == Code::kPeerLost) {
         throw;
       }
     }
   }
+}
+
+/// Whether a probe of it waits to be accepted.
+bool Connector::is_probed(int peer) {
+  const std::lock_guard lock(mutex_);
+  const auto probe = probes_.find(peer);
+  if (probe == probes_.end()) {
+    return false;
+  }
+  try {
+    std::uint8_t answer = 0;
+    if (probe->second.valid() && probe->second.recv_some(&answer, 1, rank_name(peer)) == 0) {
+      return true;
+    }
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the next one tells by whom it was ended
+  }
+  probes_.erase(probe);
+  return false;
 }
 
 /// Whether the answer to the hello has come; throws if it is a refusal. Closes a socket that the
@@ -385,6 +411,7 @@ std::string Connector::verify(const Hello& hello, Socket socket) {
   }
   socket.send_all(&answer, 1, "a connecting process", Clock::now() + kAnswerPatience);
   if (answer == kWelcome) {
+    probes_.erase(static_cast<int>(hello.from));  // It is alive, and its descriptor is this one's.
     waiting_.emplace(key, std::move(socket));
     wake_waiters();
     return "";

@@ -19,8 +19,8 @@
 
 namespace aiacc {
 
-/// The purpose of a connection. Part of the wire format. A probe ends after its hello: it only
-/// checks that the peer is alive.
+/// The purpose of a connection. Part of the wire format. Who accepts a probe closes it after its
+/// hello: it only checks that the peer is alive.
 enum class ChannelKind : std::uint8_t {
   kControl = 1,
   kRing = 2,
@@ -91,6 +91,7 @@ class Connector {
                                     std::vector<pollfd>& awaited);
   Socket open(const ChannelSpec& spec, Clock::time_point deadline, int interrupt);
   void probe(const std::set<int>& peers, int interrupt);
+  bool is_probed(int peer);
   bool read_answer(int peer, Socket& socket) const;
   std::set<int> missing_peers(const std::vector<ChannelSpec>& specs);
   std::vector<Socket> sockets_of(Call& call);
@@ -109,6 +110,7 @@ class Connector {
   Waiter* leader_ = nullptr;      ///< the one of them that accepts
   Greetings greetings_;
   std::map<Key, Socket> waiting_;  ///< accepted and verified before they were asked for
+  std::map<int, Socket> probes_;   ///< of ranks that are awaited, by rank
 };
 
 }  // namespace aiacc

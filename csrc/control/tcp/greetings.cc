@@ -16,7 +16,7 @@ namespace {
 constexpr int kMostReports = 16;
 
 /// More than the kernel has waiting, so that one turn makes room for ranks behind strangers.
-constexpr int kMostAtOnce = 4096;
+constexpr int kMostAtOnce = 8192;
 
 }  // namespace
 

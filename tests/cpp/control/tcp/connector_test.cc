@@ -1,11 +1,13 @@
 #include "csrc/control/tcp/connector.h"
 
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -307,6 +309,34 @@ TEST_F(ConnectorTest, ARankThatIsGoneIsNamedLongBeforeTheDeadline) {
 TEST_F(ConnectorTest, ARankThatIsLateIsProbedAndWaitedFor) {
   // Longer than between two probes: nothing tells when they come.
   expect_undisturbed([](const std::string&) { std::this_thread::sleep_for(2200ms); });
+}
+
+/// It accepts nobody. Connections of those who wait for it used to pile up there, one a second for
+/// each of them, until there was no room for a rank that connects.
+TEST_F(ConnectorTest, ARankThatIsBusyIsProbedByOneConnectionThatTellsItsEnd) {
+  constexpr unsigned kWaiting = 3;
+  std::optional<Listener> busy("127.0.0.1");
+  std::vector<std::thread> waiting;
+  for (int rank = 1; rank <= static_cast<int>(kWaiting); ++rank) {
+    waiting.emplace_back([&, rank, address = busy->address()] {
+      Listener own("127.0.0.1");
+      std::vector<std::string> addresses(kWaiting + 1, own.address());
+      addresses[0] = address;
+      Connector connector(own, addresses, rank, kToken, 1, 600);
+      expect_error(status_of([&] { connector.establish({control(0, false), control(0, false, 1)}); }),
+                   Code::kPeerLost,
+                   {"rank 0 has died or given up"});
+    });
+  }
+  std::this_thread::sleep_for(2200ms);  // as above
+  tcp_info info{};
+  socklen_t bytes = sizeof info;
+  ASSERT_EQ(getsockopt(busy->fd(), IPPROTO_TCP, TCP_INFO, &info, &bytes), 0);
+  EXPECT_EQ(info.tcpi_unacked, kWaiting) << "of a listener these are the connections that wait";
+  busy.reset();
+  for (std::thread& thread : waiting) {
+    thread.join();
+  }
 }
 
 /// Whoever may interrupt the wait judges the others: one that is busy for longer than the deadline
