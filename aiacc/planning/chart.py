@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aiacc.planning.simulate import Timeline
+from aiacc.planning.simulate import Timeline, rows_of
 
 
 def gantt(timelines: Mapping[str, Timeline], path: Path, title: str) -> None:
@@ -17,7 +17,7 @@ def gantt(timelines: Mapping[str, Timeline], path: Path, title: str) -> None:
         for resource in timeline.resources:
             intervals = [i for i in timeline.intervals if i.activity.resource == resource]
             # Those at a time share the row.
-            lanes = _lanes([(i.start_s, i.end_s) for i in intervals])
+            lanes = rows_of([(i.start_s, i.end_s) for i in intervals])
             height = 0.8 / (max(lanes, default=0) + 1)
             for lane in set(lanes):
                 # One artist for all: matplotlib takes milliseconds for each.
@@ -117,16 +117,3 @@ def _figure(title: str) -> tuple[Any, Any]:
     axes = figure.subplots()
     axes.set_title(title)
     return figure, axes
-
-
-def _lanes(intervals: Sequence[tuple[float, float]]) -> list[int]:
-    """For intervals in the order of their starts, places in which none overlap."""
-    free: list[float] = []
-    lanes = []
-    for start, end in intervals:
-        lane = next((n for n, until in enumerate(free) if until <= start + 1e-12), len(free))
-        if lane == len(free):
-            free.append(end)
-        free[lane] = end
-        lanes.append(lane)
-    return lanes

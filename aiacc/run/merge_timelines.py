@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,13 +64,14 @@ def merge_events(timelines: dict[str, list[Event]]) -> list[Event]:
     """All events on the clock of the earliest timeline, which starts at 0. Pure.
 
     Ranks of one host share a clock that does not jump, so what one of them knows about the time of
-    day holds for all of them. Hosts are as far apart as their clocks are.
+    day holds for all of them. Hosts are as far apart as their clocks are. Times become whole
+    microseconds: a float of the time of day would be wrong by more than slices are apart.
 
     Raises:
         ValueError: Two timelines are of one rank.
     """
     files: dict[int, str] = {}
-    offsets: dict[str, float] = {}  # to the time of day, by clock
+    offsets: dict[str, int] = {}  # to the time of day, by clock
     for name, events in timelines.items():
         rank = int(events[0].get("pid", 0))
         if rank in files:
@@ -77,21 +79,26 @@ def merge_events(timelines: dict[str, list[Event]]) -> list[Event]:
                 f"{files[rank]} and {name} are both of rank {rank} (expected one per rank)"
             )
         files[rank] = name
-        offsets.setdefault(_clock_of(name, events), float(_start_of(events)[_EPOCH]))
+        offsets.setdefault(_clock_of(name, events), int(_start_of(events)[_EPOCH]))
     shifted: list[Event] = []
     for rank in sorted(files):
         events = timelines[files[rank]]
         offset = offsets[_clock_of(files[rank], events)]
         sort = {"name": "process_sort_index", "ph": "M", "pid": rank, "args": {"sort_index": rank}}
         shifted.append(sort)
-        for event in events:
-            moved = {**event, "ts": event["ts"] + offset} if "ts" in event else dict(event)
-            shifted.append(moved)
-    start = min((event["ts"] for event in shifted if "ts" in event), default=0.0)
-    for event in shifted:
-        if "ts" in event:
-            event["ts"] = round(event["ts"] - start, 3)
-    return shifted
+        shifted += [_shifted(event, offset) for event in events]
+    start = min((event["ts"] for event in shifted if "ts" in event), default=0)
+    return [_shifted(event, -start) for event in shifted]
+
+
+def _shifted(event: Event, offset: int) -> Event:
+    if "ts" not in event:
+        return event
+    start = math.floor(event["ts"])
+    moved = {**event, "ts": start + offset}
+    if "dur" in event:
+        moved["dur"] = math.floor(event["ts"] + event["dur"]) - start
+    return moved
 
 
 def _is_of_a_rank(path: Path) -> bool:

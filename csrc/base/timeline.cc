@@ -5,12 +5,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
 #include <cstdint>
-#include <cstdio>
 #include <fstream>
 #include <map>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "csrc/base/error.h"
 #include "csrc/base/log.h"
@@ -20,12 +21,9 @@
 namespace aiacc {
 namespace {
 
-/// As "12.345". Not by printf's %f, which writes a comma where the locale of the process has one.
-std::string microseconds(std::chrono::nanoseconds time) {
-  char text[40];
-  const auto ns = static_cast<long long>(std::max(time.count(), std::int64_t{0}));
-  std::snprintf(text, sizeof text, "%lld.%03lld", ns / 1000, ns % 1000);
-  return text;
+/// Whole ones, as in "ts": what nests does so when it is rounded down, and no reader loses a digit.
+std::int64_t microseconds(Clock::time_point time) {
+  return std::chrono::floor<std::chrono::microseconds>(time.time_since_epoch()).count();
 }
 
 /// Of this host, since it came up; "" if the system does not tell.
@@ -141,6 +139,175 @@ std::string timeline_path(const std::string& path, int rank) {
   return path.substr(0, end) + ".rank" + number + path.substr(end);
 }
 
+struct Timeline::Event {
+  std::string name;
+  std::string category;
+  std::string row;
+  Clock::time_point begin;
+  Clock::time_point end;
+  std::uint64_t bytes;
+};
+
+/// What recording threads and the writer have in common.
+struct Timeline::Queue {
+  std::atomic<bool> on{false};
+  std::mutex mutex;  ///< protects what follows
+  std::condition_variable changed;
+  std::vector<Event> events;
+  std::size_t bytes = 0;       ///< that the events take
+  std::uint64_t left_out = 0;  ///< events for which there was no room
+  int step = 0;                ///< number of the next
+  Clock::time_point step_began{};
+  bool stopping = false;
+  std::uint64_t file = 0;     ///< number of the one that is written
+  std::uint64_t written = 0;  ///< number of the last one whose writer has ended
+
+  // With the lock.
+  void begin_file() {
+    ++file;
+    events.clear();
+    bytes = 0;
+    left_out = 0;
+    step = 0;
+    step_began = Clock::now();
+    stopping = false;
+  }
+  void push(Event event) {
+    const std::size_t more =
+        sizeof event + event.name.size() + event.category.size() + event.row.size();
+    if (bytes + more > kMostBytes) {
+      ++left_out;
+      return;
+    }
+    bytes += more;
+    events.push_back(std::move(event));
+  }
+};
+
+/// Writes one file, in a thread of its own.
+///
+/// The thread may hang in a system call for as long as the file system stands still, and the
+/// timeline does not wait for it for ever. So it must not touch the timeline, only the queue and what
+/// is here; nor may it say or write anything once its file is not the one that is written.
+class Timeline::Writer {
+ public:
+  Writer(std::shared_ptr<Queue> queue, std::uint64_t file, std::string path, int rank)
+      : queue_(std::move(queue)), file_(file), path_(std::move(path)), rank_(rank) {}
+
+  void run(int descriptor) {
+    EventFile output(descriptor);
+    int error = output.append(first_event(rank_));
+    std::vector<Event> batch;
+    bool last = false;
+    while (error == 0 && !last) {
+      batch.clear();
+      {
+        std::unique_lock lock(queue_->mutex);
+        queue_->changed.wait(
+            lock, [this] { return queue_->stopping || is_left() || !queue_->events.empty(); });
+        if (is_left()) {
+          return;
+        }
+        last = queue_->stopping;
+        batch.swap(queue_->events);
+        queue_->bytes = 0;
+      }
+      std::string text;
+      for (const Event& event : batch) {
+        add(event, text);
+      }
+      error = output.append(text);
+    }
+    if (error == 0) {
+      error = output.close();
+    }
+    const std::lock_guard lock(queue_->mutex);
+    if (!is_left()) {
+      end(error);
+    }
+  }
+
+ private:
+  struct Row {
+    int number = 0;
+    std::int64_t end = 0;  ///< of its last slice
+  };
+
+  /// With the lock.
+  bool is_left() const { return queue_->file != file_; }
+
+  void add(const Event& event, std::string& text) {
+    const std::int64_t begin = microseconds(event.begin);
+    const std::int64_t end = std::max(microseconds(event.end), begin);
+    const std::string args = R"(, "args": {"bytes": )" + std::to_string(event.bytes) + "}";
+    Row* row = event.row.empty() ? nullptr : &row_of(event.row, text);
+    if (row != nullptr && begin >= row->end) {
+      row->end = end;
+      add(event,
+          "X",
+          R"("tid": )" + std::to_string(row->number) + R"(, "ts": )" + std::to_string(begin) +
+              R"(, "dur": )" + std::to_string(end - begin) + args,
+          text);
+      return;
+    }
+    const std::string id = R"("id": ")" + std::to_string(rank_) + "." +
+                           std::to_string(++asynchronous_) + R"(", "ts": )";
+    add(event, "b", id + std::to_string(begin) + args, text);
+    add(event, "e", id + std::to_string(end), text);
+  }
+
+  void add(const Event& event, const char* type, const std::string& rest, std::string& text) {
+    text +=
+        ",\n"
+        R"({"name": ")" +
+        json_text(event.name) + R"(", "cat": ")" + json_text(event.category) + R"(", "ph": ")" +
+        type + R"(", "pid": )" + std::to_string(rank_) + ", " + rest + "}";
+  }
+
+  Row& row_of(const std::string& name, std::string& text) {
+    const auto [row, added] = rows_.try_emplace(name);
+    if (added) {
+      row->second.number = static_cast<int>(rows_.size());
+      text +=
+          ",\n"
+          R"({"name": "thread_name", "ph": "M", "pid": )" +
+          std::to_string(rank_) + R"(, "tid": )" + std::to_string(row->second.number) +
+          R"(, "args": {"name": ")" + json_text(name) + "\"}}";
+    }
+    return row->second;
+  }
+
+  /// With the lock.
+  void end(int error) {
+    queue_->on.store(false);
+    queue_->events.clear();
+    queue_->written = file_;
+    queue_->changed.notify_all();
+    if (error != 0) {
+      const std::string what = "[timeline] '" + path_ +
+                               "' ends here, and the job goes on; make room, or choose another "
+                               "file (AIACC_TIMELINE)";
+      AIACC_LOG(kWarning) << system_error(Code::kEngine, what, error).what();
+    }
+    if (queue_->left_out > 0) {
+      AIACC_LOG(kWarning) << "[timeline] '" << path_ << "' lacks " << queue_->left_out
+                          << " events, which came faster than its file system took them";
+    }
+  }
+
+  const std::shared_ptr<Queue> queue_;
+  const std::uint64_t file_;  ///< its number
+  const std::string path_;
+  const int rank_;
+  std::map<std::string, Row> rows_;
+  std::uint64_t asynchronous_ = 0;  ///< events so far
+};
+
+Timeline::Timeline(int rank, std::chrono::milliseconds patience)
+    : rank_(rank), patience_(patience), queue_(std::make_shared<Queue>()) {}
+
+bool Timeline::on() const { return queue_->on.load(std::memory_order_relaxed); }
+
 void Timeline::start(const std::string& path, bool mark_rounds) {
   const std::lock_guard control(control_mutex_);
   const std::string name = timeline_path(path, rank_);
@@ -157,13 +324,11 @@ void Timeline::start(const std::string& path, bool mark_rounds) {
   mark_rounds_.store(mark_rounds);
   try {
     // Threads that saw the last one on may have recorded after its end.
-    const std::lock_guard lock(mutex_);
-    queue_.clear();
-    stopping_ = false;
-    step_ = 0;
-    step_began_ = Clock::now();
-    writer_ = start_thread("aiacc timeline", [this, file] { write(file); });
-    on_.store(true);
+    const std::lock_guard lock(queue_->mutex);
+    queue_->begin_file();
+    const auto writer = std::make_shared<Writer>(queue_, queue_->file, name, rank_);
+    writer_ = start_thread("aiacc timeline", [writer, file] { writer->run(file); });
+    queue_->on.store(true);
   } catch (...) {
     close(file);
     throw;
@@ -176,16 +341,26 @@ void Timeline::stop() {
 }
 
 void Timeline::end() {
-  on_.store(false);
+  queue_->on.store(false);
   if (!writer_.joinable()) {
     return;
   }
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
+  std::unique_lock lock(queue_->mutex);
+  queue_->stopping = true;
+  queue_->changed.notify_all();
+  const bool written = queue_->changed.wait_for(
+      lock, patience_, [this] { return queue_->written == queue_->file; });
+  if (written) {
+    lock.unlock();
+    writer_.join();
+    return;
   }
-  changed_.notify_one();
-  writer_.join();
+  ++queue_->file;
+  queue_->events.clear();
+  writer_.detach();
+  AIACC_LOG(kWarning) << "[timeline] '" << path_
+                      << "' has no end, and the job goes on: its file system did not take all of "
+                         "it in time";
 }
 
 void Timeline::record(const std::string& name,
@@ -198,10 +373,10 @@ void Timeline::record(const std::string& name,
     return;
   }
   {
-    const std::lock_guard lock(mutex_);
-    queue_.push_back({name, category, row, begin, end, bytes});
+    const std::lock_guard lock(queue_->mutex);
+    queue_->push({name, category, row, begin, end, bytes});
   }
-  changed_.notify_one();
+  queue_->changed.notify_one();
 }
 
 void Timeline::mark_step() {
@@ -210,66 +385,16 @@ void Timeline::mark_step() {
   }
   const auto now = Clock::now();
   {
-    const std::lock_guard lock(mutex_);
-    queue_.push_back({"step " + std::to_string(step_++), "STEP", "steps", step_began_, now, 0});
-    step_began_ = now;
+    const std::lock_guard lock(queue_->mutex);
+    queue_->push({"step " + std::to_string(queue_->step++),
+                  "STEP",
+                  "steps",
+                  queue_->step_began,
+                  now,
+                  0});
+    queue_->step_began = now;
   }
-  changed_.notify_one();
-}
-
-void Timeline::write(int descriptor) {
-  EventFile file(descriptor);
-  int error = file.append(first_event(rank_));
-  std::map<std::string, int> rows;
-  bool last = false;
-  while (error == 0 && !last) {
-    std::vector<Event> batch;
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-      last = stopping_;
-      batch.swap(queue_);
-    }
-    std::string text;
-    for (const Event& event : batch) {
-      const auto [row, added] = rows.emplace(event.row, static_cast<int>(rows.size()));
-      if (added) {
-        text +=
-            ",\n"
-            R"({"name": "thread_name", "ph": "M", "pid": )" +
-            std::to_string(rank_) + R"(, "tid": )" + std::to_string(row->second) +
-            R"(, "args": {"name": ")" + json_text(event.row) + "\"}}";
-      }
-      text +=
-          ",\n"
-          R"({"name": ")" +
-          json_text(event.name) + R"(", "cat": ")" + json_text(event.category) +
-          R"(", "ph": "X", "pid": )" + std::to_string(rank_) + R"(, "tid": )" +
-          std::to_string(row->second) + R"(, "ts": )" +
-          microseconds(event.begin.time_since_epoch()) + R"(, "dur": )" +
-          microseconds(event.end - event.begin) + R"(, "args": {"bytes": )" +
-          std::to_string(event.bytes) + "}}";
-    }
-    error = file.append(text);
-  }
-  if (error == 0) {
-    error = file.close();
-  }
-  if (error != 0) {
-    end_early(error);
-  }
-}
-
-void Timeline::end_early(int error) {
-  {
-    const std::lock_guard lock(mutex_);
-    on_.store(false);
-    queue_.clear();
-  }
-  const std::string what = "[timeline] '" + path_ +
-                           "' ends here, and the job goes on; make room, or choose another file "
-                           "(AIACC_TIMELINE)";
-  AIACC_LOG(kWarning) << system_error(Code::kEngine, what, error).what();
+  queue_->changed.notify_one();
 }
 
 }  // namespace aiacc

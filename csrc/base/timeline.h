@@ -1,12 +1,13 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "csrc/base/socket.h"
 
@@ -24,9 +25,18 @@ std::string timeline_path(const std::string& path, int rank);
 /// time of day at which "ts" is 0, by which the files of several hosts fit together, and which boot
 /// of which host the clock belongs to: ranks of one share it. Where there is no room for more, the
 /// file ends with its last whole event and a warning; `start` begins a new one.
+/// Slices of a row do not overlap, which viewers would not show: a phase that begins before the end
+/// of another one of its row is an asynchronous event. Times are whole microseconds.
+/// A file system that is slow, or stands still, costs no more than the events that do not fit into
+/// the queue: they are left out, and a warning tells their number at the end.
 class Timeline {
  public:
-  explicit Timeline(int rank) : rank_(rank) {}
+  /// What the queue may hold.
+  static constexpr std::size_t kMostBytes = std::size_t{16} << 20;
+  static constexpr std::chrono::seconds kPatience{5};
+
+  /// `patience`: how long `stop` waits for the file system.
+  explicit Timeline(int rank, std::chrono::milliseconds patience = kPatience);
   ~Timeline() { stop(); }
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
@@ -34,14 +44,17 @@ class Timeline {
   /// Writes to `timeline_path`. A timeline that is on with another path ends; with the same path it
   /// goes on. Throws Error(kInvalidArgument) if the file cannot be opened.
   void start(const std::string& path, bool mark_rounds);
+  /// Writes what is queued, and closes the file. Where that takes longer than the patience, the file
+  /// is left as it is then, with a warning.
   void stop();
-  bool on() const { return on_.load(std::memory_order_relaxed); }
+  bool on() const;
   /// Ends a step of training: a phase "step N" from the end of the one before, or from the start.
   void mark_step();
   bool marks_rounds() const { return on() && mark_rounds_.load(std::memory_order_relaxed); }
 
-  /// One finished phase: `name` in row `row` ("lane 0", "negotiation") from `begin` to `end`.
-  /// `category` is Horovod's name for the phase ("NEGOTIATE_ALLREDUCE"), which tools look for.
+  /// One finished phase: `name` in row `row` ("lane 0", "steps") from `begin` to `end`, or, if `row`
+  /// is empty, an asynchronous one, of which many may take place at a time. `category` is Horovod's
+  /// name for the phase ("NEGOTIATE_ALLREDUCE"), which tools look for.
   void record(const std::string& name,
               const std::string& category,
               const std::string& row,
@@ -50,29 +63,18 @@ class Timeline {
               std::uint64_t bytes);
 
  private:
-  struct Event {
-    std::string name;
-    std::string category;
-    std::string row;
-    Clock::time_point begin;
-    Clock::time_point end;
-    std::uint64_t bytes;
-  };
+  struct Event;
+  struct Queue;
+  class Writer;
+
   void end();
-  void write(int descriptor);
-  void end_early(int error);
 
   const int rank_;
-  std::string path_;  ///< of the file that is written
-  std::atomic<bool> on_{false};
+  const std::chrono::milliseconds patience_;
+  const std::shared_ptr<Queue> queue_;  ///< a writer that was left has it, too
+  std::string path_;                    ///< of the file that is written
   std::atomic<bool> mark_rounds_{false};
   std::mutex control_mutex_;  ///< serialises start and stop
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Event> queue_;
-  int step_ = 0;  ///< number of the next
-  Clock::time_point step_began_{};
-  bool stopping_ = false;
   std::thread writer_;
 };
 

@@ -13,6 +13,7 @@ import aiacc.torch as hvd
 from aiacc.run.main import main
 from tests.support.learning.training import Together, distributed, train
 from tests.support.ranks import run_ranks
+from tests.support.timelines import check_rows
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +51,16 @@ def test_all_ranks_write_valid_json_with_steps_where_numbers_have_commas(tmp_pat
         assert [event["name"] for event in steps] == ["step 0", "step 1", "step 2"]
         assert _phases(events, "ALLREDUCE")
         for before, after in itertools.pairwise(steps):
-            assert after["ts"] == pytest.approx(before["ts"] + before["dur"], abs=0.01)
+            assert after["ts"] == before["ts"] + before["dur"]
         assert {event["pid"] for event in events} == {rank}
+        check_rows(events)
+        agreed = _phases(events, "NEGOTIATE_ALLREDUCE")
+        assert [event["ph"] for event in agreed] == ["b", "e"] * (len(agreed) // 2) != []
     merged = tmp_path / "all.json"
     assert main(["--merge-timelines", str(merged), *map(str, files)]) == 0
     events = json.loads(merged.read_text())
     assert {event["pid"] for event in events} == {0, 1}
+    check_rows(events)
     # An all-reduce takes place on both ranks at once: their phases overlap on the common clock.
     spans = {
         rank: [

@@ -65,7 +65,7 @@ void Dispatcher::dispatch(const std::vector<Response>& ready, const Parameters& 
     if (timeline_.on()) {
       timeline_.record(request.name,
                        "NEGOTIATE_" + phase_of(request.kind),
-                       "negotiation",
+                       "",
                        operation->submitted,
                        now,
                        request.total_bytes());

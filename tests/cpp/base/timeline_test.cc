@@ -5,10 +5,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -49,9 +52,14 @@ class TimelineTest : public testing::Test {
   std::filesystem::path folder_;
 };
 
-void record(Timeline& timeline, const std::string& name, const std::string& row = "lane 0") {
-  const auto now = Clock::now();
-  timeline.record(name, "ALLREDUCE", row, now, now + std::chrono::microseconds(5), 64);
+/// Of 5 us, `late` us after the one before it began.
+void record(Timeline& timeline,
+            const std::string& name,
+            const std::string& row = "lane 0",
+            int late = 5) {
+  static std::atomic<int> clock{0};
+  const auto begin = Clock::time_point(std::chrono::microseconds(clock += late));
+  timeline.record(name, "ALLREDUCE", row, begin, begin + std::chrono::microseconds(5), 64);
 }
 
 std::size_t count(const std::string& text, const std::string& part) {
@@ -90,6 +98,26 @@ TEST_F(TimelineTest, IsValidJsonWithEverythingThatWasRecorded) {
   const std::string text = expect_events("t.json", 1001);
   EXPECT_EQ(count(text, R"("cat": "ALLREDUCE")"), 1001U);
   EXPECT_EQ(count(text, R"("thread_name")"), 3U);
+}
+
+/// Viewers show no slices that overlap.
+TEST_F(TimelineTest, SlicesOfARowFollowEachOther) {
+  Timeline timeline(2);
+  timeline.start(path("t{rank}.json"), false);
+  for (const int late : {5, 4, 6, 5}) {  // the second begins 1 us before the end of the first
+    record(timeline, "x", "lane 0", late);
+  }
+  record(timeline, "y", "lane 1", 1);
+  record(timeline, "agreed on", "", 1);
+  timeline.stop();
+  const std::string text = expect_events("t2.json", 4);
+  for (const char* id : {"2.1", "2.2"}) {
+    for (const char* type : {"b", "e"}) {
+      const std::string event = std::string(R"("ph": ")") + type + R"(", "pid": 2, "id": ")" + id;
+      EXPECT_EQ(count(text, event), 1U) << text;
+    }
+  }
+  EXPECT_EQ(count(text, R"("thread_name")"), 2U);
 }
 
 TEST_F(TimelineTest, TellsTheTimeOfDayAtWhichItsClockStarts) {
@@ -267,6 +295,48 @@ TEST_F(TimelineTest, AFullDeviceIsOneWarningAndAnotherFileGoesOn) {
   EXPECT_EQ(count(errors, "'/dev/full' ends here"), 1U) << errors;
   EXPECT_EQ(count(errors, "(errno 28)"), 1U) << errors;
   expect_room(timeline);
+}
+
+/// What is in a FIFO, to which a thread writes, until nobody writes to it any more.
+std::string read_to_end(int fifo) {
+  fcntl(fifo, F_SETFL, 0);  // from now on it waits
+  std::string text;
+  std::vector<char> bytes(1 << 16);
+  for (ssize_t got = 1; got > 0;) {
+    got = ::read(fifo, bytes.data(), bytes.size());
+    text.append(bytes.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  }
+  close(fifo);
+  return text;
+}
+
+/// As a file system that stands still: a FIFO that nobody reads. Threads that record do not wait.
+TEST_F(TimelineTest, AFileSystemThatStandsStillKeepsNobody) {
+  const std::string fifo = path("fifo");
+  constexpr std::size_t kEvents = 2 * Timeline::kMostBytes / 100;  // each takes more
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  for (const bool for_good : {false, true}) {
+    const int reader = open(fifo.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    Timeline timeline(0, std::chrono::milliseconds(for_good ? 50 : 100'000));
+    timeline.start(fifo, false);
+    for (std::size_t i = 0; i < kEvents; ++i) {
+      record(timeline, "x");
+    }
+    std::future<std::string> reads;
+    if (!for_good) {
+      reads = std::async(std::launch::async, read_to_end, reader);
+    }
+    const std::string errors = errors_of([&] { timeline.stop(); });
+    // The thread that was left ends when its file system goes on.
+    const std::string text = for_good ? read_to_end(reader) : reads.get();
+    const std::size_t written = count(text, R"("ph": "X")");
+    EXPECT_LT(written, kEvents);
+    EXPECT_EQ(count(errors, "fifo' has no end"), for_good ? 1U : 0U) << errors;
+    EXPECT_EQ(count(errors, "fifo' lacks " + std::to_string(kEvents - written) + " events"),
+              for_good ? 0U : 1U)
+        << errors;
+    EXPECT_EQ(count(text, "\n]\n"), for_good ? 0U : 1U);
+  }
 }
 
 TEST_F(TimelineTest, TheSameFileBeginsAnewWhenThereIsRoomAgain) {

@@ -9,6 +9,7 @@ from aiacc.planning.cost import Affine
 from aiacc.planning.plan import Plan
 from aiacc.planning.simulate import Activity, simulate
 from aiacc.planning.trace import TraceError, slowest
+from tests.support.timelines import check_rows
 from tests.unit.planning.instances import made_trace, random_trace
 
 
@@ -73,11 +74,22 @@ def test_activities_that_never_begin_or_end_are_named(one, other, text):
 
 
 def test_chrome_trace():
-    timeline = simulate([Activity("a", "cpu", (0.5,)), Activity("b", "net", (1.0,), ("a",))])
-    events = json.loads(timeline.chrome_trace())["traceEvents"]
-    assert [event["args"]["name"] for event in events if event["ph"] == "M"] == ["cpu", "net"]
-    done = [(event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
-    assert done == [("a", 0.0, 5e5), ("b", 5e5, 1e6)]
+    activities = [
+        Activity("a", "cpu", (0.5,)),
+        *(Activity(name, "net", (1.0,), ("a",)) for name in ("b", "c", "d")),
+    ]
+    events = json.loads(simulate(activities, {"net": 2}).chrome_trace())["traceEvents"]
+    check_rows(events)
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert [*rows.values()] == ["cpu", "net", "net"]
+    done = {event["name"]: event for event in events if event["ph"] == "X"}
+    assert {n: (e["ts"], e["dur"]) for n, e in done.items()} == {
+        "a": (0, 500_000),
+        "b": (500_000, 1_000_000),
+        "c": (500_000, 1_000_000),
+        "d": (1_500_000, 1_000_000),
+    }
+    assert done["b"]["tid"] == done["d"]["tid"] != done["c"]["tid"]
 
 
 @pytest.mark.parametrize("name", ["per_tensor", "optimal", "lanes(2)"])

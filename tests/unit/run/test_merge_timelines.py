@@ -4,6 +4,7 @@ import json
 import pytest
 
 from aiacc.run.merge_timelines import merge_events
+from tests.support.timelines import check_rows
 
 
 def timeline(rank, epoch, boot, *times):
@@ -41,8 +42,13 @@ def times_by_rank(events):
     [
         # Host b came up 1 s after host a: its clock is behind by that.
         (
-            [(0, 5_000_000, "boot-a", 100.5, 300), (1, 6_000_000, "boot-b", 100.5)],
-            {0: [0, 199.5], 1: [1_000_000]},
+            [(0, 5_000_000, "boot-a", 100, 300), (1, 6_000_000, "boot-b", 100)],
+            {0: [0, 200], 1: [1_000_000]},
+        ),
+        # Of an earlier version, of today: a float has 0.25 us there.
+        (
+            [(0, 1_764_000_000_000_000, "boot", 10.125, 11.625, 13.125), (1, 0, "boot", 11)],
+            {0: [0, 1, 3], 1: [1]},
         ),
         # Ranks of one host share its clock although the time of day was set.
         ([(0, 5_000_000, "boot", 100), (1, 99_000_000, "boot", 101)], {0: [0], 1: [1]}),
@@ -51,6 +57,7 @@ def times_by_rank(events):
 def test_hosts_are_aligned_by_the_time_of_day(timelines, times):
     merged = merge_events({str(one[0]): timeline(*one) for one in timelines})
     assert times_by_rank(merged) == times
+    check_rows(merged)
 
 
 @pytest.fixture
