@@ -14,6 +14,7 @@ from aiacc import _core, script_end, siblings, startup
 from aiacc.autotune import tuner
 from aiacc.bootstrap import Provider, seat
 from aiacc.bootstrap.providers import pmi
+from aiacc.collectives import handles
 from aiacc.config import horovod_variables
 from aiacc.horovod_variables import warning_about
 from aiacc.process_sets import (
@@ -305,6 +306,7 @@ def _end(how: str) -> None:
     with _lock:
         tuner.stop()
         _core.shutdown(how)
+        handles.release_memory()
         seat.release_all()
         siblings.be_no_rank()
         unregister_all()

@@ -18,6 +18,18 @@ Pending: TypeAlias = tuple[Callable[[int, Any], object], Any, Any, Callable[[int
 pending: dict[int, Pending] = {}
 
 
+def release_memory() -> None:
+    """Let go of the memory of all operations, which a runtime that has ended does not use any more.
+
+    `synchronize` goes on to raise an error for them.
+    """
+    pending.update(dict.fromkeys(list(pending), (_lost, None, None, None)))
+
+
+def _lost(handle: int, _memory: None) -> None:
+    _core.wait(handle)
+
+
 def poll(handle: int) -> bool:
     """Whether `synchronize` would return at once. Never blocks.
 

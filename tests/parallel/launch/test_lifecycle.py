@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -185,11 +186,18 @@ def test_a_signal_reaches_python_during_a_wait():
 def test_a_handle_of_an_earlier_life_names_nothing():
     handle = hvd.allreduce_async(np.ones(2), name="before")
     hvd.synchronize(handle)
+    given = np.ones(2)
+    lonely = hvd.allreduce_async_(given, name=f"of rank {hvd.rank()}")
+    memory = weakref.ref(given)
+    del given
+    assert memory() is not None
     hvd.shutdown()
+    assert memory() is None
     hvd.init()
     later = hvd.allreduce_async(np.ones(2), name="after")
-    with pytest.raises(ValueError, match="handle"):
-        _core.wait(handle)
+    for wait, lost in ((_core.wait, handle), (hvd.synchronize, lonely)):
+        with pytest.raises(ValueError, match="handle"):
+            wait(lost)
     hvd.synchronize(later)
 
 
