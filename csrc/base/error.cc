@@ -1,10 +1,26 @@
 #include "csrc/base/error.h"
 
+#include <cctype>
 #include <cstring>
 
 #include "csrc/base/descriptors.h"
 
 namespace aiacc {
+namespace {
+
+/// "rank 3", "ranks 3, 4" or "rank(s) 3".
+bool names_a_rank(const std::string& text) {
+  for (auto at = text.find("rank"); at != std::string::npos; at = text.find("rank", at + 1)) {
+    const auto number = text.find_first_not_of("s() ", at + 4);
+    if (number != std::string::npos && number > at + 4 &&
+        std::isdigit(static_cast<unsigned char>(text[number])) != 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
 
 Error::~Error() = default;
 
@@ -18,6 +34,14 @@ Status current_exception_status() {
   } catch (...) {
     return {Code::kInternal, "[core] unexpected exception of unknown type"};
   }
+}
+
+Status reported_by(int rank, const Status& status) {
+  if (status.code() == Code::kShutdown || names_a_rank(status.message())) {
+    return status;
+  }
+  return {status.code(),
+          "[core] rank " + std::to_string(rank) + " reports: " + status.message()};
 }
 
 Error system_error(Code code, const std::string& what, int error_number) {

@@ -56,6 +56,9 @@ class __attribute__((visibility("default"))) Error : public std::runtime_error {
 /// Converts the exception being handled to a Status. Call inside a catch block only.
 Status current_exception_status();
 
+/// What `rank` tells the others of its end: with its rank, unless the text names one already.
+Status reported_by(int rank, const Status& status);
+
 /// Error whose text ends in errno's, and in what to do if there are too many files open.
 Error system_error(Code code, const std::string& what, int error_number);
 

@@ -200,7 +200,7 @@ std::uint32_t Coordinator::form_process_set(const std::string& name,
                     std::to_string(plane_.rank()) + " (expected a name, and one of these ranks)");
   }
   return static_cast<std::uint32_t>(change_process_sets(
-      OpKind::kFormProcessSet, "set." + name, {ranks.begin(), ranks.end()}, on_tick));
+      OpKind::kFormProcessSet, kFormedNames + name, {ranks.begin(), ranks.end()}, on_tick));
 }
 
 void Coordinator::leave_process_set(std::uint32_t id) {

@@ -55,7 +55,7 @@ void Coordinator::drive_for(const Operation& operation, Clock::time_point deadli
       plane_.wait_claimed(next_deadline());
     }
   } catch (...) {
-    fail(current_exception_status());
+    fail(reported_by(plane_.rank(), current_exception_status()));
   }
   Lane* helped = lanes.take_kept();
   leave_to_callers();
@@ -94,7 +94,7 @@ void Coordinator::background() {
       }
       deadline = next_deadline();
     } catch (...) {
-      fail(current_exception_status());
+      fail(reported_by(plane_.rank(), current_exception_status()));
       return;
     }
   }

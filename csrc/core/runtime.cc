@@ -87,7 +87,7 @@ void check_stall_file(const std::string& path) {
     // That a connection is gone is no more than a symptom, too.
     error = cause.code() == Code::kPeerLost ? error : cause;
   }
-  plane.abort(error.status());
+  plane.abort(reported_by(plane.rank(), error.status()));
   throw Error(error);
 }
 

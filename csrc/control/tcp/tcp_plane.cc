@@ -113,11 +113,12 @@ void TcpPlane::take_share(ControlConnection& peer,
   try {
     combine(message, share, from);
   } catch (const Error& error) {
-    if (error.code() != Code::kPeerLost) {
-      throw;
-    }
-    throw Error(Code::kPeerLost,
-                "[control] " + peer.name() + " cannot be trusted: " + error.what());
+    throw Error(error.code(),
+                "[control] " + peer.name() +
+                    (error.code() == Code::kPeerLost
+                         ? " cannot be trusted: "
+                         : " and rank " + std::to_string(rank_) + " do not fit together: ") +
+                    error.what());
   }
 }
 

@@ -158,6 +158,26 @@ LaneReport decode_lane(std::string_view key) {
   return lane;
 }
 
+Request decode_request(const Entry& entry) {
+  Request request = decode_common(entry.key.substr(1));
+  if (kind_of(request) != kind_of(entry)) {
+    Reader::malformed("a request out of place");
+  }
+  return request;
+}
+
+/// What `read` makes of bytes of this rank; if it cannot, that is said with the rank.
+template <class Read>
+void sent_by(int rank, Read read) {
+  try {
+    read();
+  } catch (const Error& error) {
+    throw Error(error.code(),
+                "[negotiation] rank " + std::to_string(rank) +
+                    " cannot be trusted: " + error.what());
+  }
+}
+
 std::string pending_key(const std::string& label) {
   return std::string(1, static_cast<char>(EntryKind::kPending)) + label;
 }
@@ -261,15 +281,14 @@ void RoundMessage::decode(const Bytes& in, int size) {
   for (const Entry& entry : rest.entries.entries) {
     const std::shared_ptr<const Senders>& from = senders[entry.senders];
     if (kind_of(entry) == EntryKind::kLane) {
-      answers.lanes.push_back({decode_lane(entry.key), from->ranks()});
+      sent_by(from->first(), [&] {
+        answers.lanes.push_back({decode_lane(entry.key), from->ranks()});
+      });
     } else if (kind_of(entry) != EntryKind::kPending) {
       SharedRequest shared;
-      shared.request = decode_common(entry.key.substr(1));
-      if (kind_of(shared.request) != kind_of(entry)) {
-        Reader::malformed("a request out of place");
-      }
+      sent_by(from->first(), [&] { shared.request = decode_request(entry); });
       for (const Senders::Share& share : from->shares) {
-        check_part(shared.request, share.part);
+        sent_by(share.ranks.first(), [&] { check_part(shared.request, share.part); });
       }
       shared.key = entry.key;
       shared.position = entry.position;

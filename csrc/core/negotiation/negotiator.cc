@@ -245,11 +245,13 @@ void Negotiator::take_request(SharedRequest&& shared, RoundOutcome& outcome) {
     free_slot(*slot);
   }
   Waiting& waiting = waiting_[key];
-  if (waiting.arrived.meets(ranks)) {
-    throw Error(Code::kInternal,
-                "[negotiation] a rank submitted '" + label_of(key.first, key.second) +
-                    "' twice before it was ready");
-  }
+  ranks.for_each([&](int rank) {
+    if (waiting.arrived.has(rank)) {
+      throw Error(Code::kInternal,
+                  "[negotiation] rank " + std::to_string(rank) + " submitted '" +
+                      label_of(key.first, key.second) + "' twice before it was ready");
+    }
+  });
   if (waiting_.size() > kMaxWaiting) {
     throw Error(Code::kMismatch,
                 "[negotiation] more than " + std::to_string(kMaxWaiting) +

@@ -13,14 +13,48 @@
 namespace aiacc {
 namespace {
 
-/// Only its members form a process set.
-std::string outsider_problem(const Request& request, const RankSet& senders) {
+/// The lowest of the senders who is not among the members of the process set that it forms, or -1.
+int outsider(const Request& request, const RankSet& senders) {
   const std::vector<std::int64_t>& ranks = request.numbers;
-  bool outside = false;
+  int outside = -1;
   senders.for_each([&](int rank) {
-    outside = outside || !std::binary_search(ranks.begin(), ranks.end(), rank);
+    if (outside < 0 && !std::binary_search(ranks.begin(), ranks.end(), rank)) {
+      outside = rank;
+    }
   });
-  return outside ? "ranks " + shape_text(ranks) + " (expected the sender's among them)" : "";
+  return outside;
+}
+
+/// What no rank submits, and the one that has sent it.
+struct Misdeed {
+  std::string problem;  ///< "" for none
+  int rank = -1;
+};
+
+Misdeed misdeed_of(const SharedRequest& shared, const std::vector<int>* members, int size) {
+  const Request& request = shared.request;
+  const Senders& senders = *shared.senders;
+  if (senders.last() >= size) {
+    return {"a job of " + std::to_string(size) + " ranks", senders.last()};
+  }
+  if (members != nullptr) {  // else the set was removed while this was on its way
+    const std::string common = common_problem(request, *members);
+    if (!common.empty()) {
+      return {common, senders.first()};
+    }
+    for (const Senders::Share& share : senders.shares) {
+      const std::string own = part_problem(request, share.part, *members);
+      if (!own.empty()) {
+        return {own, share.ranks.first()};
+      }
+    }
+  }
+  const int outside =
+      request.kind == OpKind::kFormProcessSet ? outsider(request, senders.ranks()) : -1;
+  return outside < 0
+             ? Misdeed()
+             : Misdeed{"ranks " + shape_text(request.numbers) + " (expected the sender's among them)",
+                       outside};
 }
 
 }  // namespace
@@ -30,26 +64,12 @@ void Negotiator::check_requests(const RoundMessage& message) const {
   const auto size = static_cast<int>(sets_.members(0)->size());
   for (const SharedRequest& shared : message.requests) {
     const Request& request = shared.request;
-    const std::vector<int>* members = sets_.members(request.process_set);
-    std::string problem;
-    if (shared.senders->last() >= size) {
-      problem = "a job of " + std::to_string(size) + " ranks";
-    } else if (members != nullptr) {  // else the set was removed while this was on its way
-      problem = common_problem(request, *members);
-      for (const Senders::Share& share : shared.senders->shares) {
-        if (problem.empty()) {
-          problem = part_problem(request, share.part, *members);
-        }
-      }
-    }
-    if (problem.empty() && request.kind == OpKind::kFormProcessSet) {
-      problem = outsider_problem(request, shared.senders->ranks());
-    }
-    if (!problem.empty()) {
+    const Misdeed misdeed = misdeed_of(shared, sets_.members(request.process_set), size);
+    if (!misdeed.problem.empty()) {
       throw Error(Code::kPeerLost,
-                  "[negotiation] rank " + std::to_string(shared.senders->first()) + " sent " +
+                  "[negotiation] rank " + std::to_string(misdeed.rank) + " sent " +
                       operation_text(request.kind, request.process_set, request.name) + " with " +
-                      problem + "; no rank submits that: do all run the same aiacc version?");
+                      misdeed.problem + "; no rank submits that: do all run the same aiacc version?");
     }
   }
 }

@@ -39,6 +39,9 @@ inline bool adds_set(OpKind kind) {
   return kind == OpKind::kAddProcessSet || kind == OpKind::kFormProcessSet;
 }
 
+/// What the name of a request that forms a process set begins with, and no other name.
+inline constexpr char kFormedNames[] = "form_process_set.";
+
 /// Limits of what travels; a request beyond them is refused where it is submitted.
 inline constexpr std::size_t kMaxNameBytes = std::size_t{1} << 16;
 inline constexpr std::size_t kMaxMessageKeyBytes = 1000;

@@ -133,6 +133,13 @@ std::string splits_problem(const std::int64_t* splits,
 /// Ranks and ids of process sets, which no user writes as they are here.
 std::string set_problem(const Request& request, const std::vector<int>& members) {
   const std::vector<std::int64_t>& numbers = request.numbers;
+  // Such a request waits for the ranks that it tells: under the name of another operation that one
+  // would do so, too.
+  const bool has_its_name = request.name.rfind(kFormedNames, 0) == 0;
+  if (has_its_name != (request.kind == OpKind::kFormProcessSet)) {
+    return std::string("this name (expected one that begins with \"") + kFormedNames +
+           "\" where a set is formed, and only there)";
+  }
   if (request.kind == OpKind::kLeaveProcessSet && request.process_set == 0) {
     return "the set of all ranks (expected one that was formed)";
   }

@@ -83,8 +83,8 @@ void Channel::check_header(const OpHeader& mine, const OpHeader& theirs) const {
   if (std::memcmp(&mine, &theirs, sizeof mine) != 0) {
     throw Error(Code::kInternal,
                 "[tcp] ranks disagree on " + lane_ + ": rank " + std::to_string(peer_) + " is at " +
-                    describe(theirs) + ", this rank at " + describe(mine) +
-                    "; all ranks must issue the same operations in the same order on a lane; this "
+                    describe(theirs) + " (expected " + describe(mine) +
+                    "); all ranks must issue the same operations in the same order on a lane; this "
                     "is a bug in aiacc, please report it");
   }
 }

@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -156,6 +157,25 @@ TEST(CoordinatorLanes, ShutdownEndsALaneThatHangs) {
       gate.open();
     }
   });
+}
+
+/// All ranks hear the same text, so "this process" would be each of them.
+TEST(CoordinatorFailures, NameTheRankThatReportsThem) {
+  const std::vector<std::pair<std::string, std::string>> rows = {
+      {"[test] no room for ranks", "[core] rank 1 reports: [test] no room for ranks"},
+      {"[test] rank(s) 0, 1 differ", "[test] rank(s) 0, 1 differ"},
+  };
+  for (const auto& [thrown, told] : rows) {
+    CoordinatorWorld world;
+    world.before = [text = thrown](int rank, int, std::size_t) {
+      if (rank == 1) {
+        throw Error(Code::kEngine, text);
+      }
+    };
+    with_coordinators(world, [&, &told = told](int, RankParts& parts) {
+      EXPECT_EQ(told, fatal_status(*parts.coordinator, "x").message());
+    });
+  }
 }
 
 TEST(CoordinatorCycles, StartsAndStopsTwoHundredTimes) {

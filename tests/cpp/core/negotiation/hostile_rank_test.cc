@@ -14,6 +14,7 @@
 
 #include "csrc/core/negotiation/request_matching.h"
 #include "tests/cpp/support/allocations.h"
+#include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/peers/liar.h"
 #include "tests/cpp/support/peers/lone_rank.h"
 #include "tests/cpp/support/requests.h"
@@ -64,6 +65,10 @@ void expect_lost(const Request& honest, const Lie& lie, const std::string& text)
       << "'" << text << "' is not in: " << status.message();
 }
 
+std::string malformed(const std::string& what) {
+  return "rank 2 cannot be trusted: [negotiation] malformed round message (" + what + ")";
+}
+
 /// Instead of a request, another one.
 struct RequestLie {
   Request honest;
@@ -87,7 +92,8 @@ void expect_lost(const std::vector<RequestLie>& lies, bool named) {
 }
 
 Request change_of_sets(OpKind kind, Numbers numbers) {
-  Request request = make_request("set", kind, {});
+  const char* name = kind == OpKind::kFormProcessSet ? "form_process_set.s" : "set";
+  Request request = make_request(name, kind, {});
   request.cacheable = false;
   request.numbers = std::move(numbers);
   return request;
@@ -114,20 +120,26 @@ TEST(HostileRank, RequestsThatCannotBeDecoded) {
   group.more = {{DataType::kInt8, {2}}, {DataType::kFloat64, {}}};
   EXPECT_TRUE(outcome_of(group, [](RoundMessage&) {}).ok());
   const Request sets = change_of_sets(OpKind::kAddProcessSet, {1});
+  const std::string operation = malformed("an unknown operation or reduction");
+  const std::string data_type = malformed("an unknown data type");
+  const std::string extent = malformed("a negative extent");
   const std::vector<RequestLie> lies = {
-      {group, [](auto& r) { r.kind = OpKind{kOpKinds}; }, "(an unknown operation or reduction)"},
-      {group, [](auto& r) { r.op = ReduceOp{6}; }, "(an unknown operation or reduction)"},
-      {group, [](auto& r) { r.dtype = DataType{kDataTypes}; }, "(an unknown data type)"},
-      {group, [](auto& r) { r.more[1].dtype = DataType{kDataTypes}; }, "(an unknown data type)"},
-      {group, [](auto& r) { r.wire = WireFormat{kWireFormats}; }, "(an unknown wire format)"},
-      {group, [](auto& r) { r.shape[1] = -1; }, "(a negative extent)"},
-      {group, [](auto& r) { r.more[0].shape[0] = -5; }, "(a negative extent)"},
+      {group, [](auto& r) { r.kind = OpKind{kOpKinds}; }, operation},
+      {group, [](auto& r) { r.op = ReduceOp{6}; }, operation},
+      {group, [](auto& r) { r.dtype = DataType{kDataTypes}; }, data_type},
+      {group, [](auto& r) { r.more[1].dtype = DataType{kDataTypes}; }, data_type},
+      {group,
+       [](auto& r) { r.wire = WireFormat{kWireFormats}; },
+       malformed("an unknown wire format")},
+      {group, [](auto& r) { r.shape[1] = -1; }, extent},
+      {group, [](auto& r) { r.more[0].shape[0] = -5; }, extent},
+      {sets, [](auto& r) { r.numbers = {-1}; }, extent},
+      {group, [](auto& r) { r.shape.assign(65, 1); }, malformed("a count of 65")},
+      {group, [](auto& r) { r.name.assign(65537, 'x'); }, malformed("a count of 65537")},
+      {group, [](auto& r) { r.kind = OpKind::kReducescatter; }, malformed("rows of a scalar")},
+      // These are found where the message comes in, from a rank that is known there.
       {kGather, [](auto& r) { r.shape[0] = -1; }, "(a negative extent)"},
       {exchange(), [](auto& r) { r.numbers = {4, -1, 0}; }, "(a negative extent)"},
-      {sets, [](auto& r) { r.numbers = {-1}; }, "(a negative extent)"},
-      {group, [](auto& r) { r.shape.assign(65, 1); }, "(a count of 65)"},
-      {group, [](auto& r) { r.name.assign(65537, 'x'); }, "(a count of 65537)"},
-      {group, [](auto& r) { r.kind = OpKind::kReducescatter; }, "(rows of a scalar)"},
       {group, [](auto& r) { r.device = 1 << 20; }, "(GPU 1048577)"},
   };
   expect_lost(lies, false);
@@ -141,6 +153,7 @@ TEST(HostileRank, RequestsThatNoRankSubmits) {
   const Request cast = make_request("x", OpKind::kBroadcast, {2});
   const TensorSpec half{DataType::kInt8, {std::int64_t{1} << 45}};
   const std::string most = " (expected at most 70368744177664 bytes)";
+  const std::string only_sets = "this name (expected one that begins with \"form_process_set.\"";
   std::vector<RequestLie> lies = {
       {cast, [](auto& r) { r.root = 7; }, "root_rank 7 (expected 0..2)"},
       {kReduce, [](auto& r) { r.numbers = {4}; }, "numbers [4] (expected none)"},
@@ -153,16 +166,18 @@ TEST(HostileRank, RequestsThatNoRankSubmits) {
        [](auto& r) { r.numbers = {0, 1}; },
        "ranks [0, 1] (expected the sender's among them)"},
       {kReduce, [=](auto& r) { r = leave; }, "the set of all ranks (expected one that was formed)"},
+      // Who forms a set is waited for, and nobody else.
+      {kReduce, [=](auto& r) { r = form, r.name = "x"; }, only_sets},
+      {form, [=](auto& r) { r = kReduce, r.name = form.name; }, only_sets},
       {kReduce, [=](auto& r) { r.more.assign(4, half); }, "a group of 5 tensors" + most},
       // What overflows to something small.
       {kGather, [](auto& r) { r.shape = {1, 1LL << 62}; }, "shape [0, 4611686018427387904]" + most},
   };
-  std::vector<RequestLie> parts;  // of what each rank says for itself
   for (const std::int64_t rows : {half.shape[0], kMost}) {
     const auto change = [=](Request& r) { r.shape[0] = rows; };
     lies.push_back({kScatter, change, "shape [" + std::to_string(rows) + ", 4]" + most});
     lies.push_back({kReduce, change, "shape [" + std::to_string(rows) + ", 4]" + most});
-    parts.push_back({kGather, change, "[0, 4] with " + std::to_string(rows) + " rows" + most});
+    lies.push_back({kGather, change, "[0, 4] with " + std::to_string(rows) + " rows" + most});
   }
   for (const Numbers& numbers : {Numbers{}, {kMost}, {2, 1}, {1, 1}, {0, 3}}) {
     const auto change = [=](Request& r) { r.numbers = numbers; };
@@ -177,10 +192,9 @@ TEST(HostileRank, RequestsThatNoRankSubmits) {
         splits.size() == 3
             ? shape_text(splits) + " (expected a sum of at most 3, the first dimension)"
             : std::to_string(splits.size()) + " splits (expected one per rank, 3)";
-    parts.push_back({exchange(), change, text});
+    lies.push_back({exchange(), change, text});
   }
   expect_lost(lies, true);
-  expect_lost(parts, false);
 }
 
 TEST(HostileRank, PartsThatDoNotGoWithTheOperation) {
@@ -195,7 +209,7 @@ TEST(HostileRank, PartsThatDoNotGoWithTheOperation) {
     const auto lie = [&, &part = part](RoundMessage& message) {
       message.requests[0].senders = std::make_shared<Senders>(kLiar, part);
     };
-    expect_lost(request, lie, "(a rank's part of another operation)");
+    expect_lost(request, lie, malformed("a rank's part of another operation"));
   }
 }
 
@@ -247,6 +261,24 @@ TEST(HostileRank, ARankKnowsItsOwnRequestsAndBits) {
   Bytes bytes;
   message.encode(bytes);
   EXPECT_THROW(rank.apply(bytes), Error) << "a bit of no slot";
+}
+
+TEST(HostileRank, WhoAsksTwiceIsNamed) {
+  Negotiator rank(0, 2, 16, Parameters{0, 1 << 20, 1});
+  Status status;
+  for (int time = 0; time < 2; ++time) {
+    EXPECT_TRUE(status.ok()) << status.message();
+    Bytes share;
+    rank.contribute(share);
+    RoundMessage message;
+    message.decode(share);
+    message.requests = {SharedRequest(kReduce, 1, 0)};
+    Bytes lie;
+    message.encode(lie);
+    combine_rounds(share, lie, {1, 1});
+    status = status_of([&] { rank.apply(share); });
+  }
+  expect_error(status, Code::kInternal, {"rank 1 submitted 'x' twice"});
 }
 
 /// A job of a few rounds. What happens follows from the seed.

@@ -141,7 +141,7 @@ class Job {
   /// Ranks of which most tell the same members.
   void form(int rank) {
     const std::size_t number = below(3);
-    Request request = uncached("set." + std::to_string(number), OpKind::kFormProcessSet);
+    Request request = uncached(kFormedNames + std::to_string(number), OpKind::kFormProcessSet);
     std::mt19937 alike(static_cast<std::uint32_t>(number) + (chance(30) ? 10 : 0) + seed_);
     for (int member = 0; member < size_; ++member) {
       if (alike() % 3 == 0 || member == rank) {

@@ -42,7 +42,7 @@ TEST(NegotiatorCost, RepeatedNamesAreBitsAlsoMoreThanTheCacheHolds) {
 /// Others are not needed for it.
 TEST(NegotiatorCost, ARoundSaysWhetherItFormsASet) {
   NegotiatingRanks ranks(2);
-  Request request = make_request("set", OpKind::kFormProcessSet, {});
+  Request request = make_request("form_process_set.s", OpKind::kFormProcessSet, {});
   request.numbers = {0};
   request.cacheable = false;
   for (const bool forms : {false, true, false}) {
