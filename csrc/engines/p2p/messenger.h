@@ -21,7 +21,8 @@ namespace aiacc {
 /// the order in which they were sent and received. Nothing else is ordered: no message waits for
 /// another one, for a collective or for a round. A send is over when the other rank has the
 /// message, or its receive gets it for certain: like `MPI_Ssend`, it waits for the receive.
-/// Ranks connect when they first have something for each other.
+/// Ranks connect when they first have something for each other: a connection and a thread for each
+/// rank that this one sends to or receives from, thus for all `sources` of a receive from any.
 /// Threads: any. Nothing blocks but `drain` and `stop`.
 /// Failure: a rank that is gone, while something waits for it, is reported once or more; whoever
 /// looks after the ranks then calls `stop`. Sizes that differ fail the send and the receive.
