@@ -98,6 +98,7 @@ TEST(CoordinatorGpuFailures, ARankWithoutADriverEndsAll) {
 }
 
 TEST(CoordinatorGpuFailures, ALostRankEndsAll) {
+  const std::string kFault = "[core] rank 2 reports: a fault";
   NcclWorld gpus(3);
   std::atomic<int> told{0};
   const auto body = [&](int rank, RankParts& parts, Submitter& gpu) {
@@ -109,9 +110,9 @@ TEST(CoordinatorGpuFailures, ALostRankEndsAll) {
     const Handle handle = gpu.submit(make_request("x"), value);
     // It may be queued on the others, where it waits for rank 2 on the GPU.
     const Status queued = status_of([&] { gpu.wait(handle); });
-    EXPECT_TRUE(queued.ok() || queued.message() == "a fault") << queued.message();
+    EXPECT_TRUE(queued.ok() || queued.message() == kFault) << queued.message();
     const Status fatal = fatal_status(*parts.coordinator, "alone on " + std::to_string(rank));
-    EXPECT_EQ("a fault", fatal.message());
+    EXPECT_EQ(kFault, fatal.message());
     gpu.settle();  // nothing is left on the GPU
     await_all(told, 3);
     throw Error(fatal);

@@ -1,7 +1,8 @@
-// Which lanes the units of a job take.
+// Which lanes the units of a job take, and who waits for them.
 
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,13 +17,13 @@ namespace {
 
 constexpr std::int64_t kElements = 20'000;  // more than the express lane takes
 
-/// Lanes of the operations of rank 0 pass the gate, in the order in which they start.
+/// Lanes of rank 0 but the express one pass the gate, in the order in which they start.
 CoordinatorWorld world_with(Gate& gate) {
   CoordinatorWorld world;
   world.lanes = 3;
   world.options.parameters = {0, 1 << 20, 3};
-  world.before = [&](int rank, int lane, std::size_t) {
-    if (rank == 0) {
+  world.before = [&gate, lanes = world.lanes](int rank, int lane, std::size_t) {
+    if (rank == 0 && lane < lanes) {
       gate.pass(lane);
     }
   };
@@ -125,6 +126,63 @@ TEST(CoordinatorLanes, ASlowLaneIsRelieved) {
       relieved = rank == 0 && slow_units.load() - before < kUnits / kLanes;
     }
   });
+}
+
+/// Rounds are those that a wait begins, and waits look around 32 times a second.
+CoordinatorWorld waiting_world(Gate& gate) {
+  CoordinatorWorld world = world_with(gate);
+  world.options.parameters.unit_bytes = 1 << 17;  // so that nothing shares the unit of kElements
+  world.options.linger = world.options.patience = std::chrono::hours(1);
+  world.options.peer_timeout_s = 1;
+  return world;
+}
+
+/// It used to run a round for what else is queued, which may have to wait for other ranks.
+TEST(CoordinatorWaits, EndWithTheirOwnOperation) {
+  Gate gate(false);
+  std::promise<void> returned;
+  with_coordinators(waiting_world(gate), [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    std::vector<float> data(kElements, 1);
+    const Handle x = submit(coordinator, make_request("x", {kElements}), data.data(), data.data());
+    coordinator.flush();
+    if (rank == 0) {
+      gate.await(1);
+      float value = 1;
+      const Handle y = submit(coordinator, make_request("y", {1}), &value, &value);
+      coordinator.wait(x, [&] { gate.open(); });
+      returned.set_value();
+      finish(coordinator, y);
+    } else {
+      finish(coordinator, x);
+      returned.get_future().wait();
+      sum(coordinator, "y", 1);
+    }
+  });
+}
+
+/// A waiting thread runs no unit that may take long, be it of its own operation, for it has signals
+/// to look after, or of another one.
+TEST(CoordinatorWaits, AreNotHeldByALane) {
+  for (const bool is_its_own : {false, true}) {
+    Gate gate(false);
+    with_coordinators(waiting_world(gate), [&](int rank, RankParts& parts) {
+      Coordinator& coordinator = *parts.coordinator;
+      std::vector<float> data(kElements, 1);
+      float value = 1;
+      const Handle held =
+          submit(coordinator, make_request("held", {kElements}), data.data(), data.data());
+      const Handle other = submit(coordinator, make_request("other", {1}), &value, &value);
+      if (rank == 0 && is_its_own) {
+        coordinator.wait(held, [&] { gate.open(); });
+      } else if (rank == 0) {
+        coordinator.wait(other);
+        gate.open();
+      }
+      finish(coordinator, held);
+      finish(coordinator, other);
+    });
+  }
 }
 
 }  // namespace

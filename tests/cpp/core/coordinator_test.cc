@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <future>
 #include <limits>
 #include <string>
 #include <thread>
@@ -18,7 +17,6 @@
 #include "tests/cpp/kernels/elements.h"
 #include "tests/cpp/support/allocations.h"
 #include "tests/cpp/support/coordinators.h"
-#include "tests/cpp/support/gate.h"
 
 namespace aiacc {
 namespace {
@@ -131,72 +129,6 @@ TEST(CoordinatorRounds, AreNoMoreThanTensorsHoweverLateARankIs) {
     EXPECT_LE(parts.plane->rounds() - before, 2 * kTensors);
     barrier(*parts.coordinator, "counted");
   });
-}
-
-constexpr std::int64_t kLarge = 20'000;  // elements: a unit, and more than the express lane takes
-
-/// Lanes of rank 0 but the express one pass the gate. Rounds are those that a wait begins, and
-/// waits look around 32 times a second.
-CoordinatorWorld world_with(Gate& gate) {
-  CoordinatorWorld world;
-  world.options.parameters.unit_bytes = 1 << 17;
-  world.options.linger = world.options.patience = std::chrono::hours(1);
-  world.options.peer_timeout_s = 1;
-  world.before = [&gate, lanes = world.lanes](int rank, int lane, std::size_t) {
-    if (rank == 0 && lane < lanes) {
-      gate.pass(lane);
-    }
-  };
-  return world;
-}
-
-/// It used to run a round for what else is queued, which may have to wait for other ranks.
-TEST(CoordinatorWaits, EndWithTheirOwnOperation) {
-  Gate gate(false);
-  std::promise<void> returned;
-  with_coordinators(world_with(gate), [&](int rank, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
-    std::vector<float> data(kLarge, 1);
-    const Handle x = submit(coordinator, make_request("x", {kLarge}), data.data(), data.data());
-    coordinator.flush();
-    if (rank == 0) {
-      gate.await(1);
-      float value = 1;
-      const Handle y = submit(coordinator, make_request("y", {1}), &value, &value);
-      coordinator.wait(x, [&] { gate.open(); });
-      coordinator.release(x);
-      returned.set_value();
-      finish(coordinator, y);
-    } else {
-      finish(coordinator, x);
-      returned.get_future().wait();
-      sum(coordinator, "y", 1);
-    }
-  });
-}
-
-/// A waiting thread runs no unit that may take long, be it of its own operation, for it has signals
-/// to look after, or of another one.
-TEST(CoordinatorWaits, AreNotHeldByALane) {
-  for (const bool is_its_own : {false, true}) {
-    Gate gate(false);
-    with_coordinators(world_with(gate), [&](int rank, RankParts& parts) {
-      Coordinator& coordinator = *parts.coordinator;
-      std::vector<float> data(kLarge, 1);
-      float value = 1;
-      const Handle held =
-          submit(coordinator, make_request("held", {kLarge}), data.data(), data.data());
-      const Handle other = submit(coordinator, make_request("other", {1}), &value, &value);
-      if (rank == 0 && is_its_own) {
-        coordinator.wait(held, [&] { gate.open(); });
-      } else if (rank == 0) {
-        coordinator.wait(other);
-        gate.open();
-      }
-      finish(coordinator, held);
-      finish(coordinator, other);
-    });
-  }
 }
 
 TEST_P(CoordinatorTest, ManySmallTensorsShareUnitsAndRounds) {

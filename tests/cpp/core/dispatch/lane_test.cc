@@ -68,17 +68,6 @@ TEST(Lane, RunsUnitsInOrderOneAtATime) {
   }
 }
 
-TEST(Lane, WithoutNotificationTheCallerRunsIt) {
-  std::thread::id runner;
-  Lane lane("test", [&](Unit&, PackBuffer&) {
-    runner = std::this_thread::get_id();
-    return true;
-  });
-  push(lane, unit_of(0), false);
-  help(lane);
-  EXPECT_EQ(runner, std::this_thread::get_id());
-}
-
 TEST(Lane, StartGivesWhatIsQueuedToTheWorker) {
   Gate gate(false);
   Lane lane("test", [&](Unit&, PackBuffer&) { return pass(gate); });

@@ -177,7 +177,7 @@ TEST(HostileRank, RequestsThatNoRankSubmits) {
     const auto change = [=](Request& r) { r.shape[0] = rows; };
     lies.push_back({kScatter, change, "shape [" + std::to_string(rows) + ", 4]" + most});
     lies.push_back({kReduce, change, "shape [" + std::to_string(rows) + ", 4]" + most});
-    lies.push_back({kGather, change, "[0, 4] with " + std::to_string(rows) + " rows" + most});
+    lies.push_back({kGather, change, "shape [0, 4] with " + std::to_string(rows) + " rows" + most});
   }
   for (const Numbers& numbers : {Numbers{}, {kMost}, {2, 1}, {1, 1}, {0, 3}}) {
     const auto change = [=](Request& r) { r.numbers = numbers; };
@@ -190,7 +190,7 @@ TEST(HostileRank, RequestsThatNoRankSubmits) {
     const auto change = [=](Request& r) { r.numbers = splits; };
     const std::string text =
         splits.size() == 3
-            ? shape_text(splits) + " (expected a sum of at most 3, the first dimension)"
+            ? "splits " + shape_text(splits) + " (expected a sum of at most 3, the first dimension)"
             : std::to_string(splits.size()) + " splits (expected one per rank, 3)";
     lies.push_back({exchange(), change, text});
   }
