@@ -40,8 +40,7 @@ Status reported_by(int rank, const Status& status) {
   if (status.code() == Code::kShutdown || names_a_rank(status.message())) {
     return status;
   }
-  return {status.code(),
-          "[core] rank " + std::to_string(rank) + " reports: " + status.message()};
+  return {status.code(), "[core] rank " + std::to_string(rank) + " reports: " + status.message()};
 }
 
 Error system_error(Code code, const std::string& what, int error_number) {

@@ -187,8 +187,8 @@ struct Timeline::Queue {
 /// Writes one file, in a thread of its own.
 ///
 /// The thread may hang in a system call for as long as the file system stands still, and the
-/// timeline does not wait for it for ever. So it must not touch the timeline, only the queue and what
-/// is here; nor may it say or write anything once its file is not the one that is written.
+/// timeline does not wait for it for ever. So it must not touch the timeline, only the queue and
+/// what is here; nor may it say or write anything once its file is not the one that is written.
 class Timeline::Writer {
  public:
   Writer(std::shared_ptr<Queue> queue, std::uint64_t file, std::string path, int rank)
@@ -348,8 +348,8 @@ void Timeline::end() {
   std::unique_lock lock(queue_->mutex);
   queue_->stopping = true;
   queue_->changed.notify_all();
-  const bool written = queue_->changed.wait_for(
-      lock, patience_, [this] { return queue_->written == queue_->file; });
+  const bool written =
+      queue_->changed.wait_for(lock, patience_, [this] { return queue_->written == queue_->file; });
   if (written) {
     lock.unlock();
     writer_.join();
@@ -386,12 +386,8 @@ void Timeline::mark_step() {
   const auto now = Clock::now();
   {
     const std::lock_guard lock(queue_->mutex);
-    queue_->push({"step " + std::to_string(queue_->step++),
-                  "STEP",
-                  "steps",
-                  queue_->step_began,
-                  now,
-                  0});
+    queue_->push(
+        {"step " + std::to_string(queue_->step++), "STEP", "steps", queue_->step_began, now, 0});
     queue_->step_began = now;
   }
   queue_->changed.notify_one();

@@ -44,17 +44,17 @@ class Timeline {
   /// Writes to `timeline_path`. A timeline that is on with another path ends; with the same path it
   /// goes on. Throws Error(kInvalidArgument) if the file cannot be opened.
   void start(const std::string& path, bool mark_rounds);
-  /// Writes what is queued, and closes the file. Where that takes longer than the patience, the file
-  /// is left as it is then, with a warning.
+  /// Writes what is queued, and closes the file. Where that takes longer than the patience, the
+  /// file is left as it is then, with a warning.
   void stop();
   bool on() const;
   /// Ends a step of training: a phase "step N" from the end of the one before, or from the start.
   void mark_step();
   bool marks_rounds() const { return on() && mark_rounds_.load(std::memory_order_relaxed); }
 
-  /// One finished phase: `name` in row `row` ("lane 0", "steps") from `begin` to `end`, or, if `row`
-  /// is empty, an asynchronous one, of which many may take place at a time. `category` is Horovod's
-  /// name for the phase ("NEGOTIATE_ALLREDUCE"), which tools look for.
+  /// One finished phase: `name` in row `row` ("lane 0", "steps") from `begin` to `end`, or, if
+  /// `row` is empty, an asynchronous one, of which many may take place at a time. `category` is
+  /// Horovod's name for the phase ("NEGOTIATE_ALLREDUCE"), which tools look for.
   void record(const std::string& name,
               const std::string& category,
               const std::string& row,

@@ -175,9 +175,9 @@ class Coordinator {
   std::atomic<Clock::time_point> claim_expiry_{};  ///< until then rounds are left to callers
   /// There are other process sets than that of all ranks: their rounds need this rank, too.
   std::atomic<bool> has_sets_{false};
-  std::atomic<std::uint64_t> unit_bytes_{0};       ///< of the current epoch, for submitting threads
-  std::atomic<std::uint32_t> lanes_{0};            ///< of the current epoch
-  std::atomic<double> gpu_byte_weight_{1.0};       ///< Operation::byte_weight of tensors on GPUs
+  std::atomic<std::uint64_t> unit_bytes_{0};  ///< of the current epoch, for submitting threads
+  std::atomic<std::uint32_t> lanes_{0};       ///< of the current epoch
+  std::atomic<double> gpu_byte_weight_{1.0};  ///< Operation::byte_weight of tensors on GPUs
 
   std::mutex proposal_mutex_;
   std::optional<Parameters> proposal_;  ///< on its way to the negotiator

@@ -108,8 +108,8 @@ void Coordinator::leave_to_callers() {
   plane_.unclaim_after(options_.grace);
 }
 
-/// Ends that at once: a caller that sleeps makes no progress, and the members of another process set
-/// may need rounds meanwhile.
+/// Ends that at once: a caller that sleeps makes no progress, and the members of another process
+/// set may need rounds meanwhile.
 void Coordinator::take_from_callers() {
   if (Clock::now() < claim_expiry_.load()) {
     claim_expiry_.store({});

@@ -58,8 +58,7 @@ void Lane::help(const Operation& operation) {
 /// With the lock.
 bool Lane::is_next(const Operation& operation) const {
   const auto is_of = [&](const Piece& piece) { return piece.operation == &operation; };
-  return has_work() &&
-         std::any_of(upcoming().pieces.begin(), upcoming().pieces.end(), is_of);
+  return has_work() && std::any_of(upcoming().pieces.begin(), upcoming().pieces.end(), is_of);
 }
 
 bool Lane::quiesce(Clock::time_point deadline) {

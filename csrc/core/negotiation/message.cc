@@ -172,9 +172,9 @@ void sent_by(int rank, Read read) {
   try {
     read();
   } catch (const Error& error) {
-    throw Error(error.code(),
-                "[negotiation] rank " + std::to_string(rank) +
-                    " cannot be trusted: " + error.what());
+    throw Error(
+        error.code(),
+        "[negotiation] rank " + std::to_string(rank) + " cannot be trusted: " + error.what());
   }
 }
 
@@ -281,9 +281,8 @@ void RoundMessage::decode(const Bytes& in, int size) {
   for (const Entry& entry : rest.entries.entries) {
     const std::shared_ptr<const Senders>& from = senders[entry.senders];
     if (kind_of(entry) == EntryKind::kLane) {
-      sent_by(from->first(), [&] {
-        answers.lanes.push_back({decode_lane(entry.key), from->ranks()});
-      });
+      sent_by(from->first(),
+              [&] { answers.lanes.push_back({decode_lane(entry.key), from->ranks()}); });
     } else if (kind_of(entry) != EntryKind::kPending) {
       SharedRequest shared;
       sent_by(from->first(), [&] { shared.request = decode_request(entry); });

@@ -51,10 +51,10 @@ Misdeed misdeed_of(const SharedRequest& shared, const std::vector<int>* members,
   }
   const int outside =
       request.kind == OpKind::kFormProcessSet ? outsider(request, senders.ranks()) : -1;
-  return outside < 0
-             ? Misdeed()
-             : Misdeed{"ranks " + shape_text(request.numbers) + " (expected the sender's among them)",
-                       outside};
+  return outside < 0 ? Misdeed()
+                     : Misdeed{"ranks " + shape_text(request.numbers) +
+                                   " (expected the sender's among them)",
+                               outside};
 }
 
 }  // namespace
@@ -69,7 +69,8 @@ void Negotiator::check_requests(const RoundMessage& message) const {
       throw Error(Code::kPeerLost,
                   "[negotiation] rank " + std::to_string(misdeed.rank) + " sent " +
                       operation_text(request.kind, request.process_set, request.name) + " with " +
-                      misdeed.problem + "; no rank submits that: do all run the same aiacc version?");
+                      misdeed.problem +
+                      "; no rank submits that: do all run the same aiacc version?");
     }
   }
 }

@@ -323,9 +323,10 @@ TEST_F(ConnectorTest, ARankThatIsBusyIsProbedByOneConnectionThatTellsItsEnd) {
       std::vector<std::string> addresses(kWaiting + 1, own.address());
       addresses[0] = address;
       Connector connector(own, addresses, rank, kToken, 1, 600);
-      expect_error(status_of([&] { connector.establish({control(0, false), control(0, false, 1)}); }),
-                   Code::kPeerLost,
-                   {"rank 0 has died or given up"});
+      expect_error(
+          status_of([&] { connector.establish({control(0, false), control(0, false, 1)}); }),
+          Code::kPeerLost,
+          {"rank 0 has died or given up"});
     });
   }
   std::this_thread::sleep_for(2200ms);  // as above
