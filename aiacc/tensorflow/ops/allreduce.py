@@ -74,7 +74,7 @@ def allreduce(
             raise NotImplementedError(
                 f"[tensorflow] {label_of('allreduce', name)} of IndexedSlices with prescale_factor="
                 f"{prescale_factor} and postscale_factor={postscale_factor} (expected 1.0); use "
-                "tf.convert_to_tensor first"
+                "tf.convert_to_tensor first, or sparse_as_dense=True"
             )
         return _allreduce_slices(tensor, op, name, process_set)
     factors = prescale_factor, postscale_factor
@@ -202,8 +202,14 @@ def _allreduce_slices(
             f"[tensorflow] {what} of IndexedSlices with op={name_of_op(op)} (expected Average or "
             "Sum); use tf.convert_to_tensor first, or sparse_as_dense=True"
         )
-    values, indices = grouped_allgather(
-        [slices.values, slices.indices], name and name + ".slices", process_set=process_set
+    given = node.tensor_of(slices.values, what)
+    extents = [] if slices.dense_shape is None else [tf.cast(slices.dense_shape, tf.int64)]
+    # Rows say neither of how many they are nor what becomes of them. The ranks agree on that by a
+    # reduction of nothing, which rows wait for: it would be optimised away if nobody read it.
+    nothing = tf.zeros(tf.concat([tf.constant([0], tf.int64), *extents], 0), given.dtype)
+    agreed = _reduce("allreduce", [nothing], Compression.none, op, 1.0, 1.0, name, process_set)
+    values, indices, _ = grouped_allgather(
+        [given, slices.indices, *agreed], name and name + ".slices", process_set=process_set
     )
     if op == Average:
         values = values / tf.cast(size_of(process_set), values.dtype)

@@ -90,15 +90,12 @@ def test_factors_compression_and_slices():
         assert tf.convert_to_tensor(reduced)[:, 0].numpy().tolist() == expected
         odd = tf.IndexedSlices(tf.constant([1 + 2 * rank, 2 - rank]), tf.constant([0, 1]), [2])
         whole = hvd.allreduce(odd, op=op)
-        assert (
-            tf.convert_to_tensor(whole).numpy().tolist()
-            == {hvd.Sum: [4, 3], hvd.Average: [2, 1.5]}[op]
-        )
+        assert tf.convert_to_tensor(whole).numpy().tolist() == [n * expected[1] / 4 for n in (4, 3)]
         _, again = hvd.grouped_allreduce([1.0, slices], op=op, name="with.slices")
         assert tf.convert_to_tensor(again)[:, 1].numpy().tolist() == expected
     with pytest.raises(NotImplementedError, match="op=Max"):
         hvd.allreduce(slices, op=hvd.Max)
-    with pytest.raises(NotImplementedError, match=r"prescale_factor=2\.0"):
+    with pytest.raises(NotImplementedError, match=r"prescale_factor=2\.0.*sparse_as_dense=True"):
         hvd.allreduce(slices, prescale_factor=2.0)
 
     assert hvd.broadcast_object_fn(root_rank=1)(rank) == 1
@@ -140,12 +137,18 @@ def test_errors():
     rank = hvd.rank()
     differs, invalid = tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError
     gather = lambda: hvd.allgather(tf.zeros([1], ["float32", "int32"][rank]), name="t")  # noqa: E731
+    three, more = (tf.IndexedSlices(tf.ones([1, 2]), [0], [extent, 2]) for extent in (3, 3 + rank))
+    by_op = lambda: hvd.allreduce(three, name="rows", op=[hvd.Sum, hvd.Average][rank])  # noqa: E731
     traced = tf.function(lambda: hvd.allreduce(1.0))
     traced()
     for call, error, text in (
         (lambda: hvd.allreduce(tf.ones([2 + rank]), name="shapes"),
          differs, r"allreduce\.shapes.*\[2\].*\[3\]"),
         (tf.function(gather), differs, "float32"),
+        (lambda: hvd.allreduce(more), differs, r"\[0, 3, 2\].*\[0, 4, 2\]"),
+        (by_op, differs, "op Sum.*op Average"),
+        (tf.function(by_op), differs, "op Sum.*op Average"),
+        (lambda: hvd.allreduce([three, tf.ones([3])][rank]), differs, r"\[0, 3, 2\].*\[3\]"),
         (lambda: hvd.alltoall(tf.ones([4]), splits=[5, 0]), invalid, r"splits \[5, 0\]"),
         (lambda: hvd.alltoall(tf.ones([3])), invalid, "3 rows for 2 ranks"),
         (lambda: hvd.allgather(1.0), invalid, "without dimensions"),
