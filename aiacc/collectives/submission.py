@@ -87,6 +87,7 @@ def allgather(
     device: int,
     process_set: ProcessSet = global_process_set,
     verb: str | None = None,
+    op: int = Sum,
 ) -> Submission:
     """An all-gather; the output of `start` is 0, for the core allocates.
 
@@ -99,8 +100,9 @@ def allgather(
         device: See above.
         process_set: See above.
         verb: See above.
+        op: What the ranks make of the rows, on which they have to agree; the core moves them only.
     """
-    return _prepare("allgather", verb, name, shape, dtype, device, process_set)
+    return _prepare("allgather", verb, name, shape, dtype, device, process_set, op)
 
 
 def broadcast(

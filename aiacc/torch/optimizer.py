@@ -240,6 +240,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     asked = Asked(
         _asked(plan, groups, bucket_bytes if gradient_as_bucket_view else None),
         "no codec" if feedback is None else given if finds_codec else str(feedback.policy),
+        str(bool(sparse_as_dense)),
     )
     all_reduce = options(planner=planner, storage=storage, codec=codec, asked=asked)
     if feedback is not None:

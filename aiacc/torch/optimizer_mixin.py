@@ -232,6 +232,11 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         named = default_names(self.param_groups, before)
         self._parameter_names.update((parameter, name) for name, parameter in named)
         self._reducer.add(named)
+        self._expect_forms()
+
+    def _expect_forms(self) -> None:
+        if isinstance(self, torch.optim.SparseAdam):
+            self._reducer.expect_sparse()
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copies and pickles become distributed optimizers of the copied parameters.
@@ -335,5 +340,6 @@ def _new(wrapped: Any, reducer: GradientReducer) -> DistributedOptimizerMixin:
     distributed._profile = None
     distributed._plan, distributed._wanted = None, None
     distributed._reducer = reducer
+    distributed._expect_forms()
     weakref.finalize(distributed, reducer.detach)
     return distributed

@@ -98,7 +98,7 @@ class ProcessGroup(_Base):
         steps = []
         for tensor in tensors:
             if tensor.layout is torch.sparse_coo:
-                steps += reduce_sparse(self._group, tensor, op)
+                steps.append(reduce_sparse(self._group, tensor, op))
             else:
                 steps.append(reduce_into(self._group, tensor, tensor, op))
         return self._work(steps, tensors)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -11,10 +10,10 @@ import torch
 from aiacc.collectives import submission
 from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average, Sum, check_op, name_of_op
+from aiacc.exceptions import MismatchError
 from aiacc.process_sets import ProcessSet, global_process_set
-from aiacc.torch.adapter import take_output, view_of, wait
-
-_INDEX_BYTES = 8
+from aiacc.torch.adapter import take_outputs, wait
+from aiacc.torch.ops.tensor_list import group_view_of
 
 
 def sparse_allreduce_async(
@@ -25,7 +24,7 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Start reducing a sparse COO tensor over all ranks.
 
-    Collective: every rank, with the same name, size, dtype, numbers of sparse and of dense
+    Collective: every rank, with the same name, size, dtype, op, numbers of sparse and of dense
     dimensions, and any number of entries.
     Blocks: never; what is returned blocks, until the result is there.
 
@@ -46,16 +45,19 @@ def sparse_allreduce_async(
     """
     check_sparse(tensor, label_of("sparse_allreduce_async", name))
     check_sparse_op(op, label_of("sparse_allreduce_async", name))
-    rows = pack_rows(tensor)
-    handle = submit_rows("sparse_allreduce", name, rows, process_set)
-    return partial(_result, handle, rows, tensor, divisor(op, process_set))
+    parts = parts_of(tensor)
+    handle = submit_parts(name, parts, op, process_set, "sparse_allreduce")
+    return partial(_result, handle, parts, tensor, divisor(op, process_set))
 
 
 def _result(
-    handle: int, rows: torch.Tensor, like: torch.Tensor, divide_by: int | None
+    handle: int, parts: list[torch.Tensor], like: torch.Tensor, divide_by: int | None
 ) -> torch.Tensor:
-    wait(handle, (rows,))
-    return take_rows(handle, rows, like, divide_by)
+    try:
+        wait(handle, parts)
+    except MismatchError as error:
+        raise with_remedy(error) from None
+    return take_parts(handle, parts, like, divide_by)
 
 
 def check_sparse(tensor: torch.Tensor, what: str) -> None:
@@ -88,56 +90,58 @@ def divisor(op: int, process_set: ProcessSet) -> int | None:
     return (process_set.size() or 1) if op == Average else None
 
 
-def pack_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """One row of bytes per entry of a sparse tensor: its indices, then its values."""
-    with torch.no_grad():
-        indices, values = tensor._indices(), tensor._values()
-        count = indices.shape[1]
-        positions = indices.t().flatten().view(torch.uint8)
-        contents = values.flatten().view(torch.uint8)
-        widths = tensor.sparse_dim() * _INDEX_BYTES, _value_bytes(tensor)
-        return torch.cat(
-            [positions.reshape(count, widths[0]), contents.reshape(count, widths[1])], dim=1
-        )
+def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """What is gathered of a sparse tensor: its indices and its values, a row for each entry.
+
+    Tensors without rows follow, one for each dimension, whose extent the ranks so agree on, as they
+    do on the dtype and on what else the shapes of the rows say.
+    """
+    tensor = tensor.detach()
+    values = tensor._values()
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    extents = [values.new_empty((0, extent), dtype=torch.uint8) for extent in tensor.shape]
+    return [tensor._indices().t().contiguous(), values.resolve_neg().contiguous(), *extents]
 
 
-def _value_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of the values of one entry."""
-    return math.prod(tensor.shape[tensor.sparse_dim() :]) * tensor.element_size()
+def submit_parts(
+    name: str | None, parts: list[torch.Tensor], op: int, process_set: ProcessSet, verb: str
+) -> int:
+    """Start gathering what `parts_of` gave, of all ranks, and return the core's handle."""
+    view = group_view_of(parts, label_of(verb, name))
+    prepared = submission.allgather(name, *view.spec, process_set, verb, op)
+    return prepared.start(view.addresses, (0,) * len(parts), view.stream)
 
 
-def unpack_rows(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The inverse of `pack_rows`, for a tensor of the size and dtype of ``like``."""
-    sparse_dim, split = like.sparse_dim(), like.sparse_dim() * _INDEX_BYTES
-    indices = rows[:, :split].flatten().view(torch.int64).reshape(len(rows), sparse_dim)
-    values = rows[:, split:].flatten().view(like.dtype)
-    dense_shape = tuple(like.shape[sparse_dim:])
-    return torch.sparse_coo_tensor(
-        indices.t(), values.reshape(len(rows), *dense_shape), like.shape, check_invariants=True
-    )
-
-
-def submit_rows(verb: str, name: str, rows: torch.Tensor, process_set: ProcessSet) -> int:
-    """Start gathering the rows of all ranks and return the core's handle."""
-    source = view_of(rows, label_of(verb, name))
-    prepared = submission.allgather(name, *source.spec, process_set, verb)
-    return prepared.start(source.address, 0, source.stream)
-
-
-def take_rows(
-    handle: int, rows: torch.Tensor, like: torch.Tensor, divide_by: int | None
+def take_parts(
+    handle: int, parts: list[torch.Tensor], like: torch.Tensor, divide_by: int | None
 ) -> torch.Tensor:
-    """Result of `submit_rows` of ``rows``: a coalesced tensor of the size of ``like``.
+    """Result of `submit_parts` of ``parts``: a coalesced tensor of the size of ``like``.
 
     It has the dtype of ``like``, unless it is a quotient of integers.
     """
     with torch.no_grad():
-        total = unpack_rows(take_output(handle, rows), like).coalesce()
+        indices, values, *_ = take_outputs(handle, parts)
+        if like.is_complex():
+            values = torch.view_as_complex(values)
+        total = torch.sparse_coo_tensor(
+            indices.t(), values, like.shape, check_invariants=True
+        ).coalesce()
         return total if divide_by is None else (total / divide_by).coalesce()
 
 
-def empty_like(parameter: torch.Tensor) -> torch.Tensor:
-    """A sparse gradient without entries, of the form that embeddings give."""
-    indices = parameter.new_empty((1, 0), dtype=torch.int64)
-    values = parameter.new_empty((0, *parameter.shape[1:]), requires_grad=False)
+def empty_like(parameter: torch.Tensor, sparse_dim: int) -> torch.Tensor:
+    """A sparse gradient without entries, of so many sparse dimensions."""
+    indices = parameter.new_empty((sparse_dim, 0), dtype=torch.int64)
+    values = parameter.new_empty((0, *parameter.shape[sparse_dim:]), requires_grad=False)
     return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=True)
+
+
+def with_remedy(error: MismatchError) -> MismatchError:
+    """``error`` about a sparse tensor, which says what helps."""
+    return MismatchError(
+        f"{error}. (Of sparse tensors indices and values are gathered, as a group with a tensor "
+        "without rows for each extent.) Give sparse tensors of the same size, dtype and number of "
+        "sparse dimensions on every rank, or reduce dense ones: tensor.to_dense(), "
+        "DistributedOptimizer(..., sparse_as_dense=True)"
+    )

@@ -38,6 +38,8 @@ class Bucket:
     Attributes:
         members: Numbers of the gradients.
         flat: The tensor of which they are views; None: they have memory of their own.
+        single: Whether it has one gradient in memory of its own, which so may be sparse.
+        name: Pairs the operation with those of other ranks.
         codec: For dense gradients.
         awaited: Gradients that are still to come in this step; 0 once the bucket was submitted.
     """
@@ -61,14 +63,15 @@ class Bucket:
         self._options = options
         self._parameters = [gradients.parameters[index] for index in members]
         self._first = self._parameters[0]
-        #: What pairs the operation with those of other ranks, and what errors call it.
-        self._name = gradients.names[members[0]]
-        self._what = f"gradient of {self._name!r}"
+        self.single = flat is None and len(members) == 1
+        self.name = gradients.names[members[0]]
+        #: What errors call it.
+        self._what = f"gradient of {self.name!r}"
         if flat is not None:
-            self._name = f"bucket.{number}.{self._name}"
+            self.name = f"bucket.{number}.{self.name}"
             self._what = f"bucket {number} of gradients"
         elif len(members) > 1:
-            self._what = f"gradients in the group of {self._name!r}"
+            self._what = f"gradients in the group of {self.name!r}"
         #: What was prepared for each of the operations that follow one another, and for what.
         self._prepared: dict[int, tuple[tuple[Any, ...], _core.Submission]] = {}
         #: The same, if the tensors before travelled as they are; and what the first of them was.
@@ -95,7 +98,7 @@ class Bucket:
         self._again = self._prepared[0][1] if as_they_are else None
         self._dtype, self._device, self._shape = sent[0].dtype, sent[0].get_device(), sent[0].shape
         if not dense:
-            gradients.sparse.add(self.members[0])
+            gradients.sparse[self.members[0]] = tensors[0].sparse_dim()
         return in_flight
 
     def _submit(self, encoded: Encoded, part: int, adopt: Callable[[], None] | None) -> InFlight:
@@ -109,7 +112,8 @@ class Bucket:
         address: Any = view[0]
         given = _addresses(encoded.inputs) or address
         residuals = [_addresses(encoded.residuals)] if encoded.residuals else []
-        handle = prepared.start(given, 0 if encoded.gathers else address, view.stream, *residuals)
+        output = (0,) * len(sent) if encoded.gathers else address
+        handle = prepared.start(given, output, view.stream, *residuals)
         if encoded.inputs or encoded.residuals:
             sent = [*sent, *encoded.inputs, *encoded.residuals]
         return handle, sent, self._after(encoded.decode, part, adopt), encoded.undo
@@ -202,11 +206,11 @@ class Bucket:
 
     def _prepare(self, spec: submission.Spec, encoded: Encoded, part: int) -> _core.Submission:
         options = self._options
-        name = self._name if part == 0 else f"{self._name}.part.{part}"
+        name = self.name if part == 0 else f"{self.name}.part.{part}"
         if encoded.gathers:
             # Under the name that a dense gradient would have: ranks that disagree on the form get
             # an error, and do not wait for one another.
-            return submission.allgather(name, *spec, options.process_set, "allreduce")
+            return submission.allgather(name, *spec, options.process_set, "allreduce", options.op)
         return submission.allreduce(
             name,
             *spec,

@@ -83,12 +83,12 @@ def gathering(parameter: torch.Tensor, what: str, op: int, process_set: ProcessS
         (gradient,) = tensors
         sparse.check_sparse(gradient, what)
         sparse.check_sparse_op(op, what)
-        rows = sparse.pack_rows(gradient)
+        parts = sparse.parts_of(gradient)
         divide_by = sparse.divisor(op, process_set)
 
         def decode(handle: int, _: bool) -> None:
-            parameter.grad = sparse.take_rows(handle, rows, gradient, divide_by)
+            parameter.grad = sparse.take_parts(handle, parts, gradient, divide_by)
 
-        return Encoded([rows], decode, gathers=True)
+        return Encoded(parts, decode, gathers=True)
 
     return encode

@@ -6,6 +6,7 @@ import math
 import warnings
 import zlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -20,11 +21,12 @@ from aiacc.torch.reducer.plan import Gradient, Plan, checked, numbered
 from aiacc.torch.reducer.storage import own_memory, strides_in, views_pay
 
 #: What the fields of Asked are called, and what helps where they differ.
-_ARGUMENTS = Asked("plans, groups or buckets", "compression")
+_ARGUMENTS = Asked("plans, groups or buckets", "compression", "sparse_as_dense")
 _REMEDIES = Asked(
     "pass the same plan, loaded from one file or by broadcast_object, groups and "
     "gradient_as_bucket_view on every rank",
     "pass the same compression on every rank",
+    "pass the same sparse_as_dense on every rank",
 )
 
 
@@ -86,6 +88,36 @@ def check_alike(asked: Asked, process_set: ProcessSet) -> None:
         f"{who} (expected the same on every rank); "
         + "; ".join(_REMEDIES[number] for number in named)
     )
+
+
+class Forms(NamedTuple):
+    """In which form a gradient is on how many ranks."""
+
+    sparse: int
+    #: Sparse dimensions on these, added up.
+    dims: int
+    dense: int
+    #: It is missing on these.
+    missing: int
+
+    @property
+    def common(self) -> int | None:
+        """The form for all: sparse dimensions, or 0: dense; None: those that have it differ."""
+        if self.sparse == 0:
+            return 0
+        return None if self.dense or self.dims % self.sparse else self.dims // self.sparse
+
+
+def forms_of(forms: Sequence[int | None], name: str, process_set: ProcessSet) -> list[Forms]:
+    """What all ranks together say of gradients, of which each rank gives its `Gradients.form`.
+
+    Collective: every rank of the process set, with the same name and gradients; those that have
+    joined count nowhere.
+    Blocks: until all have answered.
+    """
+    mine = [(int(bool(f)), f or 0, int(f == 0), int(f is None)) for f in forms]
+    found = sums([number for one in mine for number in one], name, process_set)
+    return [Forms(*found[begin : begin + 4]) for begin in range(0, len(found), 4)]
 
 
 def alike(text: str, name: str, process_set: ProcessSet) -> bool:

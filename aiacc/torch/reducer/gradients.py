@@ -22,8 +22,10 @@ class Gradients:
         names: By number.
         parameters: By number.
         views: Where gradients are to be that have no memory of their own.
-        sparse: Those that have been sparse: they have no form of zeros. Others that are sparse are
-            made dense to travel.
+        sparse: Sparse dimensions of those that have been sparse: they have no form of zeros. Others
+            that are sparse are made dense to travel.
+        made_dense: Sparse dimensions of these, with which the optimizer gets them.
+        missing: Those that this rank does not have in this step.
         copied: Elements that `move` has copied in host memory in this step.
     """
 
@@ -34,11 +36,11 @@ class Gradients:
         self.views: dict[int, torch.Tensor] = {}
         #: What else has their memory, which they may lose.
         self._places: dict[int, torch.Tensor] = {}
-        self.sparse: set[int] = set()
+        self.sparse: dict[int, int] = {}
+        self.made_dense: dict[int, int] = {}
+        self.missing: set[int] = set()
         self.copied = 0
         self._sparse_as_dense = sparse_as_dense
-        #: Sparse dimensions of the gradients that were made dense to travel.
-        self._sparse_dims: dict[int, int] = {}
         #: Zeros in the place of gradients that frozen parameters do not have in this step.
         self._stand_ins: dict[int, torch.Tensor] = {}
 
@@ -51,8 +53,10 @@ class Gradients:
         tensors = []
         for index in members:
             tensor = self.parameters[index].grad
+            if tensor is None:
+                self.missing.add(index)
             if tensor is None and index in self.sparse:
-                tensor = sparse.empty_like(self.parameters[index])
+                tensor = sparse.empty_like(self.parameters[index], self.sparse[index])
             elif tensor is None and index in self._stand_ins:
                 tensor = self._stand_ins[index]
             elif tensor is None:  # somebody has dropped it, who wants the parameter unchanged
@@ -116,7 +120,9 @@ class Gradients:
         parameter = self.parameters[index]
         if parameter.grad is not None:
             self.move(index)
-        elif index not in self.sparse:
+            return
+        self.missing.add(index)
+        if index not in self.sparse:
             view = self.views.get(index)
             if view is not None:
                 self._bring_back(index, view)
@@ -127,6 +133,29 @@ class Gradients:
                 parameter.grad = zeros
             else:
                 self._stand_ins[index] = zeros
+
+    def form(self, index: int) -> int | None:
+        """Sparse dimensions of a gradient that has left, 0 of a dense one; None: it is missing."""
+        gradient = self.parameters[index].grad
+        if gradient is None or index in self.missing:
+            return None
+        return 0 if gradient.layout is torch.strided else gradient.sparse_dim()
+
+    def stand_in(self, index: int, form: int) -> None:
+        """Let what travels in the place of a missing gradient have this `form`."""
+        self.parameters[index].grad = None
+        self._stand_ins.pop(index, None)
+        if form > 0:
+            self.sparse[index] = form
+        else:
+            self.sparse.pop(index, None)
+            self.complete(index)
+
+    def expect_sparse(self) -> None:
+        """Let gradients that have not come yet be sparse, as those of embeddings are."""
+        known = self.made_dense if self._sparse_as_dense else self.sparse
+        for index in range(len(self.parameters)):
+            known.setdefault(index, 1)
 
     def adopting(self, members: Sequence[int]) -> Callable[[], None] | None:
         """Gives frozen parameters the gradients that other ranks gave them, once they are reduced.
@@ -151,7 +180,7 @@ class Gradients:
     def end_step(self) -> None:
         """Give the optimizer gradients of the layout that autograd gave: some take no other."""
         self._stand_ins.clear()  # what a failure may have left
-        for index, sparse_dim in self._sparse_dims.items():
+        for index, sparse_dim in self.made_dense.items():
             parameter = self.parameters[index]
             if parameter.grad is not None and parameter.grad.layout is torch.strided:
                 parameter.grad = parameter.grad.detach().to_sparse(sparse_dim)
@@ -164,7 +193,7 @@ class Gradients:
         if gradient.layout is not torch.strided:
             if not self._sparse_as_dense:
                 raise refusal(gradient, f"gradient of {self.names[index]!r}")
-            self._sparse_dims[index] = gradient.sparse_dim()
+            self.made_dense[index] = gradient.sparse_dim()
             gradient = parameter.grad = gradient.to_dense()
         return gradient
 

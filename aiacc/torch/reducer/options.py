@@ -22,6 +22,7 @@ class Asked(NamedTuple):
     #: What decides on buckets.
     buckets: str = ""
     compression: str = ""
+    sparse_as_dense: str = ""
 
 
 class ReductionOptions(NamedTuple):

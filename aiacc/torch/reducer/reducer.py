@@ -12,10 +12,11 @@ from torch.utils.hooks import RemovableHandle
 
 from aiacc import _core, basics
 from aiacc.autotune.tuner import step_done
-from aiacc.exceptions import CollectiveError
+from aiacc.exceptions import CollectiveError, MismatchError
 from aiacc.planning.fit import Operation
 from aiacc.process_sets import has_company
 from aiacc.torch.adapter import wait
+from aiacc.torch.ops.sparse import with_remedy
 from aiacc.torch.reducer.bucket import Bucket, InFlight, form
 from aiacc.torch.reducer.consensus import (
     agree,
@@ -23,6 +24,7 @@ from aiacc.torch.reducer.consensus import (
     any_failed,
     check_alike,
     check_schedules,
+    forms_of,
 )
 from aiacc.torch.reducer.gradients import Gradients, NamedParameters, too_many_passes
 from aiacc.torch.reducer.options import ReductionOptions
@@ -80,6 +82,8 @@ class GradientReducer:
         self._told_of_missing = False
         #: Whether the ranks have found that they were asked for the same.
         self._alike = False
+        #: Gradients that some rank has had, of which all ranks know the form that optimizers get.
+        self._told: set[int] = set()
         self.add(named_parameters)
         self._decide_alone()
         basics.at_init(self.reset)
@@ -120,6 +124,10 @@ class GradientReducer:
             self._left.append(self.passes)
         self._attach()
 
+    def expect_sparse(self) -> None:
+        """Let gradients that have not come yet be sparse: the optimizer takes no others."""
+        self._gradients.expect_sparse()
+
     def set_passes(self, backward_passes_per_step: int) -> None:
         """Accumulate this many backward passes before a gradient is submitted."""
         self.passes = backward_passes_per_step
@@ -144,6 +152,7 @@ class GradientReducer:
         self._form(())  # ranks that come anew have no buckets either
         self._on_trial = False
         self._alike = False
+        self._told.clear()
         self._attach()
         self._undecided = True
         self._decide_alone()
@@ -194,10 +203,12 @@ class GradientReducer:
         failure = self._check_writes()
         failure = self._submit_missing() or failure
         _core.flush()
-        failure = self._wait() or failure
+        disputed: dict[str, tuple[Bucket, MismatchError]] = {}
+        failure = self._wait(disputed) or failure
+        for name in sorted(disputed):
+            failure = self._reduce_anew(*disputed[name]) or failure
         self.reductions += 1
         forget_what_is_done()
-        self._gradients.end_step()
         step_done()
         try:
             if self.options.settle is not None:
@@ -208,6 +219,8 @@ class GradientReducer:
             if not self._alike:
                 check_alike(self.options.asked, self.options.process_set)
                 self._alike = True
+            if self.options.sparse_as_dense:
+                self._tell_forms()
             if self._undecided:  # whatever failed here need not have failed on the other ranks
                 self._decide()
             elif self._on_trial:
@@ -215,6 +228,7 @@ class GradientReducer:
         except (CollectiveError, ValueError) as error:
             failure = failure or error
         finally:
+            self._gradients.end_step()
             self._start_step()
         if failure is not None:
             raise failure
@@ -263,6 +277,7 @@ class GradientReducer:
             bucket.awaited = len(bucket.members)
         self._arrivals.clear()
         self._gradients.copied = 0
+        self._gradients.missing.clear()
 
     def _check_schedules(self) -> None:
         """Raise before the step waits for ranks that reduce nothing by the names of gradients."""
@@ -278,7 +293,7 @@ class GradientReducer:
     def _submit(self, bucket: Bucket) -> None:
         """Start reducing a bucket whose gradients are all there."""
         in_flight = self._in_flight
-        in_flight.append((bucket.start_again() or bucket.start(), bucket.mark()))
+        in_flight.append((bucket.start_again() or bucket.start(), bucket.mark(), bucket))
         if len(in_flight) == len(self.buckets):
             _core.flush()
 
@@ -312,7 +327,7 @@ class GradientReducer:
                 for index in bucket.members:
                     if self._left[index] > 0:
                         self._gradients.complete(index)
-                self._in_flight.append((bucket.start(), []))
+                self._in_flight.append((bucket.start(), [], bucket))
             except (CollectiveError, ValueError) as error:
                 failure = failure or error
             else:
@@ -332,12 +347,66 @@ class GradientReducer:
             stacklevel=2,
         )
 
-    def _wait(self) -> Exception | None:
-        """The first failure, or None. What an interrupt leaves can be waited for again."""
+    def _reduce_anew(self, bucket: Bucket, error: MismatchError) -> Exception | None:
+        """Reduce a bucket about which the ranks disagree, if some miss its gradient, as others do.
+
+        Collective: every rank of the process set. Blocks.
+
+        Returns:
+            The failure, if that was not the reason.
+        """
+        gradients, process_set, index = self._gradients, self.options.process_set, bucket.members[0]
+        mine = gradients.form(index) if bucket.single else 0
+        try:
+            (forms,) = forms_of([mine], f"form_of_gradient.{bucket.name}", process_set)
+        except (CollectiveError, ValueError):  # the first error says more
+            return with_remedy(error) if mine else error
+        ranks = forms.sparse + forms.dense + forms.missing
+        if forms.missing and forms.common is not None and ranks == process_set.size():
+            if mine is None:
+                gradients.stand_in(index, forms.common)
+            try:
+                self._in_flight.append((bucket.start(), [], bucket))
+            except (CollectiveError, ValueError) as failure:
+                return failure
+            _core.flush()
+            again = self._wait()
+            if not isinstance(again, MismatchError):
+                return again
+            error = again
+        return with_remedy(error) if forms.sparse else error
+
+    def _tell_forms(self) -> None:
+        """Let optimizers of all ranks get sparse what was so on one. Collective.
+
+        Ranks tell of a gradient until one of them has had it in a step of all: one that has joined
+        does not know of it when it comes back.
+        """
+        gradients, process_set = self._gradients, self.options.process_set
+        untold = set(range(len(gradients.names))) - self._told
+        if not untold:
+            return
+        order = sorted(untold, key=gradients.names.__getitem__)
+        mine = [gradients.made_dense.get(index, gradients.form(index)) for index in order]
+        everyones = forms_of(mine, "forms_of_gradients", process_set)
+        for index, forms in zip(order, everyones, strict=True):
+            if forms.common:
+                gradients.made_dense.setdefault(index, forms.common)
+            came = forms.sparse + forms.dense
+            if came and came + forms.missing == process_set.size():
+                self._told.add(index)
+
+    def _wait(
+        self, disputed: dict[str, tuple[Bucket, MismatchError]] | None = None
+    ) -> Exception | None:
+        """The first failure, or None. What an interrupt leaves can be waited for again.
+
+        Buckets about which the ranks disagree come to ``disputed``, if that is given.
+        """
         in_flight = self._in_flight
         failure: Exception | None = None
         while in_flight:
-            (handle, used, then, undo), left = in_flight[0]
+            (handle, used, then, undo), left, bucket = in_flight[0]
             more: InFlight | None = None
             try:
                 if self.operations is not None and used[0].is_cpu:
@@ -346,12 +415,15 @@ class GradientReducer:
                 if then is not None:
                     more = then(handle, coded)
             except Exception as error:
-                failure = failure or error
+                if disputed is not None and isinstance(error, MismatchError):
+                    disputed[bucket.name] = bucket, error
+                else:
+                    failure = failure or error
                 if undo is not None:
                     undo()
             in_flight.popleft()
             if more is not None:
-                in_flight.append((more, left))
+                in_flight.append((more, left, bucket))
                 _core.flush()
         return failure
 

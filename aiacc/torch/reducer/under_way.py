@@ -8,10 +8,10 @@ from typing import TypeAlias
 from aiacc import _core
 from aiacc.exceptions import CollectiveError
 from aiacc.torch.adapter import wait
-from aiacc.torch.reducer.bucket import InFlight, Left
+from aiacc.torch.reducer.bucket import Bucket, InFlight, Left
 
-#: An operation, and the gradients that have left with it.
-UnderWay: TypeAlias = tuple[InFlight, list[Left]]
+#: An operation, the gradients that have left with it, and their bucket.
+UnderWay: TypeAlias = tuple[InFlight, list[Left], Bucket]
 
 #: Were its memory freed, the core would write to that of others.
 _left_behind: list[deque[UnderWay]] = []
@@ -29,7 +29,7 @@ def forget_what_is_done() -> None:
 
 def _is_under_way(in_flight: deque[UnderWay]) -> bool:
     while in_flight:
-        (handle, used, *_), _ = in_flight[0]
+        (handle, used, *_), *_ = in_flight[0]
         try:
             if not _core.poll(handle):
                 return True

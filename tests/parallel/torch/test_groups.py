@@ -202,7 +202,14 @@ def test_sparse_tensors_of_different_numbers_of_elements():
             assert_equal(total.to_dense(), sum(dense[member] for member in members))
     with pytest.raises(ValueError, match=r"sparse tensor \(expected SUM or AVG\)"):
         dist.all_reduce(torch.ones(3).to_sparse(), dist.ReduceOp.MAX)
-    shape = (3, 2) if me == 2 else (4, 2)
-    with pytest.raises(ValueError, match=r"expected equal.*same shape"):
-        dist.all_reduce(torch.ones(shape).to_sparse())
+    ones = torch.ones(4, 2, dtype=torch.float64)
+    for odd, other, text in (
+        (ones[:3].to_sparse(), dist.ReduceOp.SUM, r"rank 0 .*\[0, 4\], rank 2 .*\[0, 3\]"),
+        (ones.float().to_sparse(), dist.ReduceOp.SUM, "rank 0 .*float64, rank 2 .*float32"),
+        (ones.to_sparse(), dist.ReduceOp.AVG, "rank 0 .*op Sum, rank 2 .*op Average"),
+        (ones, dist.ReduceOp.SUM, "rank 0 .*operation allgather, rank 2 .*operation allreduce"),
+    ):
+        given = (odd.clone(), other) if me == 2 else (ones.to_sparse(), dist.ReduceOp.SUM)
+        with pytest.raises(aiacc.MismatchError, match=text):
+            dist.all_reduce(*given)
     dist.barrier()

@@ -5,6 +5,7 @@ That training is the same in every situation is in test_optimizer_situations.py.
 
 import os
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -95,40 +96,67 @@ def _embedding():
     return nn.Embedding(6, 2, sparse=True).double()
 
 
-def _of_rows(model, rank, batch):
-    return model(torch.tensor([rank, rank, 5, (rank + batch) % 6])).pow(2).sum()
+def _sparse_adam(parameters):
+    return torch.optim.SparseAdam(list(parameters), 0.1)
 
 
-def _sparse_steps(training):
-    train(training, range(3))
-    assert training.model.weight.grad.is_sparse
+#: Which look up entries, with gradients of one sparse dimension and of two.
+_LOOK_UPS = (
+    lambda model, entries: model(entries),
+    lambda model, entries: model.weight.gather(0, entries[:, None].expand(-1, 2), sparse_grad=True),
+)
+#: Which rank uses the embedding in which step.
+_USES = {
+    "by all": lambda rank, step: True,
+    "not by rank 0 at first": lambda rank, step: rank > 0 or step > 0,
+    "not by rank 0 later": lambda rank, step: rank > 0 or step == 0,
+    "by rank 1 alone": lambda rank, step: rank == 1,
+    "by none at first, then by rank 1": lambda rank, step: rank == 1 and step > 0,
+}
+#: SparseAdam refuses dense gradients; Horovod gives it sparse ones again, and so do we.
+_SPARSE_WAYS = [
+    *((make, {"sparse_as_dense": dense}) for make in (_sgd, _sparse_adam) for dense in (0, 1)),
+    (_sparse_adam, {"sparse_as_dense": True, "groups": 1}),
+    (_sparse_adam, {"sparse_as_dense": True, "gradient_as_bucket_view": True}),
+]
+
+
+@pytest.mark.parametrize("uses", _USES)
+@on_ranks(2, 3)
+def test_sparse_gradients(uses):
+    def of_entries(model, rank, batch):
+        entries = torch.tensor([rank, rank, 5, (rank + batch) % 6])
+        value = look_up(model, entries).pow(2).sum()
+        return value if _USES[uses](rank, batch) else value.detach()
+
+    steps = partial(train, batches=range(3))
+    for look_up, (make_optimizer, options) in product(_LOOK_UPS, _SPARSE_WAYS):
+        recipe = Recipe(_embedding, make_optimizer, of_entries)
+        if uses.startswith("by none") and make_optimizer is _sparse_adam:
+            training = steps(together(recipe, **options))  # one process would give it zeros
+            check_same_everywhere(training.model)
+        else:
+            training = compare(steps, recipe, exactly=False, **options)
+        assert training.model.weight.grad.is_sparse
 
 
 @on_ranks(2, 3)
-def test_sparse_gradients():
-    sgd = Recipe(_embedding, _sgd, _of_rows)
-    compare(_sparse_steps, sgd, exactly=False)
-    compare(_sparse_steps, sgd, exactly=False, sparse_as_dense=True)
-    # SparseAdam refuses dense gradients; Horovod gives it sparse ones again, and so do we.
-    adam = Recipe(_embedding, lambda p: torch.optim.SparseAdam(list(p), 0.1), _of_rows)
-    for options in ({}, {"groups": 1}, {"gradient_as_bucket_view": True}):
-        compare(_sparse_steps, adam, exactly=False, sparse_as_dense=True, **options)
-
-    # Not used by rank 0, which knows by now that the gradient is sparse.
-    def of_others(model, rank, batch):
-        entries = torch.tensor([3] if rank > 0 or batch == 0 else [], dtype=torch.long)
-        value = model(entries).sum()
-        return value if rank > 0 or batch == 0 else value.detach()
-
-    compare(partial(train, batches=range(2)), Recipe(_embedding, _sgd, of_others), exactly=False)
-
-    # Not used by rank 0, which cannot know: an error on every rank, and no hang.
-    model = _embedding()
-    other = hvd.DistributedOptimizer(_sgd(model.parameters()), [("other", model.weight)])
-    if hvd.rank() > 0:
-        model(torch.tensor([3])).sum().backward()
-    with pytest.raises(aiacc.MismatchError, match=r"other.*all(gather|reduce)"):
-        other.step()
+def test_ranks_that_differ_in_the_form_of_a_gradient_are_told():
+    for joins, text in ((False, "all(gather|reduce)"), (True, "joined")):
+        model = _embedding()
+        optimizer = distributed(model, _sgd(model.parameters()))
+        if hvd.rank() == 0 and joins:
+            hvd.join()
+            continue
+        rows = model.weight if hvd.rank() == 0 else model(torch.tensor([3]))
+        rows.sum().backward()
+        with pytest.raises(aiacc.MismatchError, match=rf"weight.*{text}.*sparse_as_dense=True"):
+            optimizer.step()
+        if joins:
+            hvd.join()
+    training = together(NET, sparse_as_dense=hvd.rank() == 1)
+    text = r"different sparse_as_dense: .*this one (True|False).* pass the same sparse_as_dense"
+    training.refused(partial(train, batches=[0]), text)
 
 
 # --- names, errors, jobs

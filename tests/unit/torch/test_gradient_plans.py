@@ -9,6 +9,7 @@ import torch
 from aiacc.planning.plan import Plan
 from aiacc.torch.parallel import departures
 from aiacc.torch.parallel.departures import Departures
+from aiacc.torch.reducer.consensus import Forms
 from aiacc.torch.reducer.plan import (
     Gradient,
     by_size,
@@ -128,27 +129,25 @@ def test_views_are_aligned_and_have_the_form_of_their_parameters_in_memory_of_on
 
 
 @pytest.mark.parametrize(
-    ("shape", "strides", "dense"),
+    ("decide", "given", "answer"),
     [
-        ((2, 3), (3, 1), True),
-        ((2, 3), (1, 2), True),
-        ((2, 3, 4, 5), (60, 1, 15, 3), True),
-        ((2, 1, 3), (3, 77, 1), True),
-        ((2, 3), (4, 1), False),
-        ((2, 3), (0, 1), False),
-        ((), (), True),
+        *((is_dense, ((2, 3), strides), True) for strides in ((3, 1), (1, 2))),
+        *((is_dense, ((2, 3), strides), False) for strides in ((4, 1), (0, 1))),
+        (is_dense, ((2, 3, 4, 5), (60, 1, 15, 3)), True),
+        (is_dense, ((2, 1, 3), (3, 77, 1)), True),
+        (is_dense, ((), ()), True),
+        # Views that are copied to do not pay.
+        *((views_pay, counts, True) for counts in ((0, 10), (5, 10), (0, 0))),
+        *((views_pay, counts, False) for counts in ((6, 10), (10, 10))),
+        # A missing gradient takes the form that others have: sparse, its dimensions, dense, missing.
+        *((Forms.common.fget, [Forms(*ranks)], 0) for ranks in ((0, 0, 0, 3), (0, 0, 2, 1))),
+        (Forms.common.fget, [Forms(2, 2, 0, 1)], 1),
+        (Forms.common.fget, [Forms(1, 2, 0, 2)], 2),
+        *((Forms.common.fget, [Forms(*ranks)], None) for ranks in ((1, 1, 1, 1), (2, 3, 0, 1))),
     ],
 )
-def test_density(shape, strides, dense):
-    assert is_dense(shape, strides) is dense
-
-
-@pytest.mark.parametrize(
-    ("copied", "elements", "pay"),
-    [(0, 10, True), (5, 10, True), (6, 10, False), (10, 10, False), (0, 0, True)],
-)
-def test_views_that_are_copied_to_do_not_pay(copied, elements, pay):
-    assert views_pay(copied, elements) is pay
+def test_density_views_and_forms(decide, given, answer):
+    assert decide(*given) == answer
 
 
 # --- when they leave, while a rank computes what is in them
