@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, SupportsFloat
@@ -234,11 +235,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     elif groups is None and feedback is not None and not finds_codec:
         planner = fused(FUSED_BYTES, compressed)
     else:
-        planner = _planner(groups, named)
+        planner = _planner(_names_of(groups, named))
     storage = flat_buckets if gradient_as_bucket_view else own_memory
     codec = partial(compressing, compressor) if feedback is None else feedback.codec
     asked = Asked(
-        _asked(plan, groups, bucket_bytes if gradient_as_bucket_view else None),
+        _asked(plan, _names_of(groups, named), bucket_bytes if gradient_as_bucket_view else None),
         "no codec" if feedback is None else given if finds_codec else str(feedback.policy),
         str(bool(sparse_as_dense)),
     )
@@ -276,7 +277,7 @@ def _resolve_groups(
 
 def _asked(
     plan: Plan | str | None,
-    groups: int | list[list[torch.Tensor]] | None,
+    groups: int | list[list[str]] | None,
     bucket_bytes: int | None,
 ) -> str:
     """What decides on buckets, to be compared by the ranks."""
@@ -285,20 +286,29 @@ def _asked(
         return f"plan {plan.digest[:12]} of {len(plan.buckets)} buckets{views}"
     if plan is not None:
         return f"plan={plan!r}{views}"
+    if isinstance(groups, int):
+        return f"{groups} groups"
     if groups is not None:
-        return f"{groups if isinstance(groups, int) else len(groups)} groups"
+        checksum = zlib.crc32(repr(sorted(groups)).encode())
+        return f"{len(groups)} groups of names with checksum {checksum:08x}"
     if bucket_bytes is not None:
         return f"buckets of {bucket_bytes} bytes"
     return "no plan"
 
 
-def _planner(groups: int | list[list[torch.Tensor]] | None, named: NamedParameters) -> Planner:
+def _names_of(
+    groups: int | list[list[torch.Tensor]] | None, named: NamedParameters
+) -> int | list[list[str]] | None:
+    if groups is None or isinstance(groups, int):
+        return groups
+    name_of = {parameter: name for name, parameter in named}
+    return [[name_of[p] for p in group if p in name_of] for group in groups]
+
+
+def _planner(groups: int | list[list[str]] | None) -> Planner:
     if groups is None:
         return singly()
-    if isinstance(groups, int):
-        return evenly(groups)
-    name_of = {parameter: name for name, parameter in named}
-    return chosen([[name_of[p] for p in group if p in name_of] for group in groups])
+    return evenly(groups) if isinstance(groups, int) else chosen(groups)
 
 
 def _check_adasum(process_set: ProcessSet, groups: object, buckets: bool) -> None:

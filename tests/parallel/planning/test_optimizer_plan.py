@@ -13,6 +13,7 @@ from aiacc.planning.plan import Plan
 from tests.support.jobs import on_ranks
 from tests.support.learning.training import (
     Recipe,
+    Together,
     compare,
     distributed,
     squares,
@@ -56,6 +57,15 @@ def test_ranks_with_different_plans_are_told():
     training = together(NET, plan="auto", gradient_as_bucket_view=hvd.rank() == 1)
     asked = "plan='auto'" + " and gradient_as_bucket_view" * (hvd.rank() == 1)
     training.refused(STEPS, f"this one {asked}( .expected|, another)")
+
+    # Groups of the same shapes, which operations cannot tell apart.
+    model = _net()
+    ends = (model[:2], model[1::-1])[hvd.rank() == 1]
+    groups = [[one.weight, other.bias] for one, other in zip(model[:2], ends, strict=True)]
+    training = Together(
+        model, distributed(model, NET.make_optimizer(model.parameters()), groups=groups), NET.loss
+    )
+    training.refused(STEPS, "given different plans, groups or buckets: .*2 groups of names with")
 
 
 @pytest.mark.parametrize("joins", [False, True])

@@ -116,6 +116,7 @@ _USES = {
 #: SparseAdam refuses dense gradients; Horovod gives it sparse ones again, and so do we.
 _SPARSE_WAYS = [
     *((make, {"sparse_as_dense": dense}) for make in (_sgd, _sparse_adam) for dense in (0, 1)),
+    (_sgd, {"gradient_predivide_factor": 2.0}),
     (_sparse_adam, {"sparse_as_dense": True, "groups": 1}),
     (_sparse_adam, {"sparse_as_dense": True, "gradient_as_bucket_view": True}),
 ]
