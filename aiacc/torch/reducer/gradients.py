@@ -25,6 +25,7 @@ class Gradients:
         sparse: Sparse dimensions of those that have been sparse: they have no form of zeros. Others
             that are sparse are made dense to travel.
         made_dense: Sparse dimensions of these, with which the optimizer gets them.
+        expected: Sparse dimensions of those that no rank has had yet, or 0: dense.
         missing: Those that this rank does not have in this step.
         copied: Elements that `move` has copied in host memory in this step.
     """
@@ -38,6 +39,7 @@ class Gradients:
         self._places: dict[int, torch.Tensor] = {}
         self.sparse: dict[int, int] = {}
         self.made_dense: dict[int, int] = {}
+        self.expected = 0
         self.missing: set[int] = set()
         self.copied = 0
         self._sparse_as_dense = sparse_as_dense
@@ -152,10 +154,11 @@ class Gradients:
             self.complete(index)
 
     def expect_sparse(self) -> None:
-        """Let gradients that have not come yet be sparse, as those of embeddings are."""
-        known = self.made_dense if self._sparse_as_dense else self.sparse
-        for index in range(len(self.parameters)):
-            known.setdefault(index, 1)
+        """Let gradients that no rank has had yet be sparse, as those of embeddings are."""
+        self.expected = 1
+        if not self._sparse_as_dense:
+            for index in range(len(self.parameters)):
+                self.sparse.setdefault(index, self.expected)
 
     def adopting(self, members: Sequence[int]) -> Callable[[], None] | None:
         """Gives frozen parameters the gradients that other ranks gave them, once they are reduced.

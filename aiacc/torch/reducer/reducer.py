@@ -125,7 +125,7 @@ class GradientReducer:
         self._attach()
 
     def expect_sparse(self) -> None:
-        """Let gradients that have not come yet be sparse: the optimizer takes no others."""
+        """Let gradients that no rank has had yet be sparse: the optimizer takes no others."""
         self._gradients.expect_sparse()
 
     def set_passes(self, backward_passes_per_step: int) -> None:
@@ -387,12 +387,16 @@ class GradientReducer:
         if not untold:
             return
         order = sorted(untold, key=gradients.names.__getitem__)
-        mine = [gradients.made_dense.get(index, gradients.form(index)) for index in order]
+        mine = [
+            None if gradients.form(index) is None else gradients.made_dense.get(index, 0)
+            for index in order
+        ]
         everyones = forms_of(mine, "forms_of_gradients", process_set)
         for index, forms in zip(order, everyones, strict=True):
-            if forms.common:
-                gradients.made_dense.setdefault(index, forms.common)
             came = forms.sparse + forms.dense
+            agreed = forms.common if came else gradients.expected
+            if agreed:
+                gradients.made_dense[index] = agreed
             if came and came + forms.missing == process_set.size():
                 self._told.add(index)
 
