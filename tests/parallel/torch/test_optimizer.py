@@ -125,14 +125,14 @@ _SPARSE_WAYS = [
 @pytest.mark.parametrize("uses", _USES)
 @on_ranks(2, 3)
 def test_sparse_gradients(uses):
-    def of_entries(model, rank, batch):
+    def of_entries(look_up, model, rank, batch):
         entries = torch.tensor([rank, rank, 5, (rank + batch) % 6])
         value = look_up(model, entries).pow(2).sum()
         return value if _USES[uses](rank, batch) else value.detach()
 
     steps = partial(train, batches=range(3))
     for look_up, (make_optimizer, options) in product(_LOOK_UPS, _SPARSE_WAYS):
-        recipe = Recipe(_embedding, make_optimizer, of_entries)
+        recipe = Recipe(_embedding, make_optimizer, partial(of_entries, look_up))
         if uses.startswith("by none") and make_optimizer is _sparse_adam:
             training = steps(together(recipe, **options))  # one process would give it zeros
             check_same_everywhere(training.model)

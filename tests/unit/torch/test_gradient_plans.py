@@ -139,7 +139,7 @@ def test_views_are_aligned_and_have_the_form_of_their_parameters_in_memory_of_on
         # Views that are copied to do not pay.
         *((views_pay, counts, True) for counts in ((0, 10), (5, 10), (0, 0))),
         *((views_pay, counts, False) for counts in ((6, 10), (10, 10))),
-        # A missing gradient takes the form that others have: sparse, its dimensions, dense, missing.
+        # A missing gradient takes the form of others: sparse, their dimensions, dense, missing.
         *((Forms.common.fget, [Forms(*ranks)], 0) for ranks in ((0, 0, 0, 3), (0, 0, 2, 1))),
         (Forms.common.fget, [Forms(2, 2, 0, 1)], 1),
         (Forms.common.fget, [Forms(1, 2, 0, 2)], 2),
