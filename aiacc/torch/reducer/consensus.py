@@ -15,7 +15,7 @@ from aiacc.collectives.reduce_ops import Min, Sum
 from aiacc.process_sets import ProcessSet, first_rank
 from aiacc.torch.adapter import device_of
 from aiacc.torch.mpi_ops import allreduce_
-from aiacc.torch.reducer.gradients import Gradients, NamedParameters
+from aiacc.torch.reducer.gradients import Form, Gradients, NamedParameters
 from aiacc.torch.reducer.options import Asked, ReductionOptions
 from aiacc.torch.reducer.plan import Gradient, Plan, checked, numbered
 from aiacc.torch.reducer.storage import own_memory, strides_in, views_pay
@@ -91,33 +91,40 @@ def check_alike(asked: Asked, process_set: ProcessSet) -> None:
 
 
 class Forms(NamedTuple):
-    """In which form a gradient is on how many ranks."""
+    """On how many ranks a gradient is sparse, dense and missing, and sparse dimensions of all."""
 
     sparse: int
-    #: Sparse dimensions on these, added up.
     dims: int
     dense: int
-    #: It is missing on these.
     missing: int
+    #: Of what stands in for it.
+    missing_dims: int
 
     @property
     def common(self) -> int | None:
-        """The form for all: sparse dimensions, or 0: dense; None: those that have it differ."""
+        """Sparse dimensions for all, or 0: dense; None: ranks that have the gradient differ."""
         if self.sparse == 0:
             return 0
         return None if self.dense or self.dims % self.sparse else self.dims // self.sparse
 
+    @property
+    def mendable(self) -> bool:
+        """Whether they agree, and others have sent something else in the place of the gradient."""
+        return self.common is not None and self.missing_dims != self.common * self.missing
 
-def forms_of(forms: Sequence[int | None], name: str, process_set: ProcessSet) -> list[Forms]:
-    """What all ranks together say of gradients, of which each rank gives its `Gradients.form`.
+
+def forms_of(forms: Sequence[Form], name: str, process_set: ProcessSet) -> list[Forms]:
+    """What the forms of gradients on this rank are together with those of all ranks.
 
     Collective: every rank of the process set, with the same name and gradients; those that have
     joined count nowhere.
     Blocks: until all have answered.
     """
-    mine = [(int(bool(f)), f or 0, int(f == 0), int(f is None)) for f in forms]
-    found = sums([number for one in mine for number in one], name, process_set)
-    return [Forms(*found[begin : begin + 4]) for begin in range(0, len(found), 4)]
+    mine: list[int] = []
+    for dims, missing in forms:
+        mine += [0, 0, 0, 1, dims] if missing else [dims > 0, dims, dims == 0, 0, 0]
+    found = sums([*map(int, mine)], name, process_set)
+    return [Forms(*found[begin : begin + 5]) for begin in range(0, len(found), 5)]
 
 
 def alike(text: str, name: str, process_set: ProcessSet) -> bool:

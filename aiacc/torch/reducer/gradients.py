@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -13,6 +13,15 @@ from aiacc.torch.ops import sparse
 from aiacc.torch.reducer.places import bring_back
 
 NamedParameters: TypeAlias = Sequence[tuple[str, torch.Tensor]]
+
+
+class Form(NamedTuple):
+    """How a gradient travels on one rank."""
+
+    #: Sparse dimensions; 0: it is dense.
+    dims: int
+    #: Whether something stands in for it.
+    missing: bool
 
 
 class Gradients:
@@ -136,19 +145,19 @@ class Gradients:
             else:
                 self._stand_ins[index] = zeros
 
-    def form(self, index: int) -> int | None:
-        """Sparse dimensions of a gradient that has left, 0 of a dense one; None: it is missing."""
+    def form(self, index: int) -> Form:
+        """That of a gradient which has left."""
         gradient = self.parameters[index].grad
         if gradient is None or index in self.missing:
-            return None
-        return 0 if gradient.layout is torch.strided else gradient.sparse_dim()
+            return Form(self.sparse.get(index, 0), True)
+        return Form(0 if gradient.layout is torch.strided else gradient.sparse_dim(), False)
 
-    def stand_in(self, index: int, form: int) -> None:
-        """Let what travels in the place of a missing gradient have this `form`."""
+    def stand_in(self, index: int, dims: int) -> None:
+        """Let what travels in the place of a missing gradient have so many sparse dimensions."""
         self.parameters[index].grad = None
         self._stand_ins.pop(index, None)
-        if form > 0:
-            self.sparse[index] = form
+        if dims > 0:
+            self.sparse[index] = dims
         else:
             self.sparse.pop(index, None)
             self.complete(index)

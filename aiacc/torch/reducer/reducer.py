@@ -26,7 +26,12 @@ from aiacc.torch.reducer.consensus import (
     check_schedules,
     forms_of,
 )
-from aiacc.torch.reducer.gradients import Gradients, NamedParameters, too_many_passes
+from aiacc.torch.reducer.gradients import (
+    Form,
+    Gradients,
+    NamedParameters,
+    too_many_passes,
+)
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.places import may_move
 from aiacc.torch.reducer.plan import Plan, Planner, singly
@@ -356,15 +361,15 @@ class GradientReducer:
             The failure, if that was not the reason.
         """
         gradients, process_set, index = self._gradients, self.options.process_set, bucket.members[0]
-        mine = gradients.form(index) if bucket.single else 0
+        mine = gradients.form(index) if bucket.single else Form(0, False)
         try:
             (forms,) = forms_of([mine], f"form_of_gradient.{bucket.name}", process_set)
         except (CollectiveError, ValueError):  # the first error says more
-            return with_remedy(error) if mine else error
+            return with_remedy(error) if mine.dims else error
         ranks = forms.sparse + forms.dense + forms.missing
-        if forms.missing and forms.common is not None and ranks == process_set.size():
-            if mine is None:
-                gradients.stand_in(index, forms.common)
+        if forms.mendable and ranks == process_set.size():
+            if mine.missing:
+                gradients.stand_in(index, forms.common or 0)
             try:
                 self._in_flight.append((bucket.start(), [], bucket))
             except (CollectiveError, ValueError) as failure:
@@ -388,7 +393,7 @@ class GradientReducer:
             return
         order = sorted(untold, key=gradients.names.__getitem__)
         mine = [
-            None if gradients.form(index) is None else gradients.made_dense.get(index, 0)
+            Form(gradients.made_dense.get(index, 0), gradients.form(index).missing)
             for index in order
         ]
         everyones = forms_of(mine, "forms_of_gradients", process_set)

@@ -137,7 +137,8 @@ def test_errors():
     rank = hvd.rank()
     differs, invalid = tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError
     gather = lambda: hvd.allgather(tf.zeros([1], ["float32", "int32"][rank]), name="t")  # noqa: E731
-    three, more = (tf.IndexedSlices(tf.ones([1, 2]), [0], [extent, 2]) for extent in (3, 3 + rank))
+    shapes = tf.constant([[3, 2], [3 + rank, 2]])
+    three, more = (tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), shape) for shape in shapes)
     by_op = lambda: hvd.allreduce(three, name="rows", op=[hvd.Sum, hvd.Average][rank])  # noqa: E731
     traced = tf.function(lambda: hvd.allreduce(1.0))
     traced()

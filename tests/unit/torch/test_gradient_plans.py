@@ -128,6 +128,10 @@ def test_views_are_aligned_and_have_the_form_of_their_parameters_in_memory_of_on
     assert own_memory([torch.ones(1), torch.ones(1).double()]) is None
 
 
+def _form(*ranks):
+    return Forms(*ranks).common, Forms(*ranks).mendable
+
+
 @pytest.mark.parametrize(
     ("decide", "given", "answer"),
     [
@@ -139,11 +143,17 @@ def test_views_are_aligned_and_have_the_form_of_their_parameters_in_memory_of_on
         # Views that are copied to do not pay.
         *((views_pay, counts, True) for counts in ((0, 10), (5, 10), (0, 0))),
         *((views_pay, counts, False) for counts in ((6, 10), (10, 10))),
-        # A missing gradient takes the form of others: sparse, their dimensions, dense, missing.
-        *((Forms.common.fget, [Forms(*ranks)], 0) for ranks in ((0, 0, 0, 3), (0, 0, 2, 1))),
-        (Forms.common.fget, [Forms(2, 2, 0, 1)], 1),
-        (Forms.common.fget, [Forms(1, 2, 0, 2)], 2),
-        *((Forms.common.fget, [Forms(*ranks)], None) for ranks in ((1, 1, 1, 1), (2, 3, 0, 1))),
+        # A missing gradient takes the form of others: sparse, their dimensions, dense, missing, and
+        # what dimensions it had in the operation that failed, perhaps of another reason.
+        (_form, (0, 0, 2, 1, 0), (0, False)),
+        (_form, (0, 0, 2, 1, 1), (0, True)),
+        (_form, (0, 0, 0, 3, 0), (0, False)),
+        (_form, (0, 0, 0, 3, 2), (0, True)),
+        (_form, (2, 2, 0, 1, 0), (1, True)),
+        (_form, (2, 2, 0, 1, 1), (1, False)),
+        (_form, (1, 2, 0, 2, 1), (2, True)),
+        (_form, (2, 4, 0, 0, 0), (2, False)),
+        *((_form, ranks, (None, False)) for ranks in ((1, 1, 1, 1, 0), (2, 3, 0, 1, 0))),
     ],
 )
 def test_density_views_and_forms(decide, given, answer):
