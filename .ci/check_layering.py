@@ -65,7 +65,7 @@ PACKAGES = {
     "torch/reducer",
     "torch/kfac": "collectives kfac planning planning/models torch torch/decoupled torch/parallel",
     "torch/distributed": f"{_RENDEZVOUS} collectives compression torch torch/compression "
-    "torch/reducer",
+    "torch/ops torch/reducer",
     "torch/elastic": "collectives torch",
     "tensorflow": "autotune collectives compression planning tensorflow/keras tensorflow/ops",
     "tensorflow/ops": "collectives tensorflow",

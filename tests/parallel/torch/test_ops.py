@@ -342,7 +342,7 @@ def _random(rank, shape, dtype, density):
 def test_sparse_tensors():
     running = []
     for shape in ((7,), (5, 4), (3, 4, 2)):
-        for dtype in (torch.float64, torch.complex64, torch.bfloat16, torch.int64):
+        for dtype in (torch.float64, torch.float32, torch.complex64, torch.bfloat16, torch.int64):
             for op in (hvd.Sum, hvd.Average):
                 for density in (0.0, 0.3, 1.0):
                     parts = [_random(rank, shape, dtype, density) for rank in range(hvd.size())]
@@ -372,7 +372,6 @@ def test_mistakes_with_sparse_tensors():
         hvd.sparse_allreduce_async(tensor, "a", hvd.Min)
     ones = torch.ones(3, 2, dtype=torch.float64)
     rows, elements = ones.to_sparse(1), ones.to_sparse(2)
-    # Of as many bytes an entry; or of another number.
     for number, (mine, theirs, text) in enumerate((
         (rows, rows.long(), "dtype .*float64.* int64"),
         (rows.float(), rows.to(torch.complex64), r"shape .*\[., 2\].*\[., 2, 2\]"),

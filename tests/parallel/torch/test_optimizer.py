@@ -89,15 +89,12 @@ def test_models_of_bfloat16():
 
 
 _sgd = partial(torch.optim.SGD, lr=1.0)
+_sparse_adam = partial(torch.optim.SparseAdam, lr=0.1)
 
 
 def _embedding():
     torch.manual_seed(0)
     return nn.Embedding(6, 2, sparse=True).double()
-
-
-def _sparse_adam(parameters):
-    return torch.optim.SparseAdam(list(parameters), 0.1)
 
 
 #: Which look up entries, with gradients of one sparse dimension and of two.
