@@ -13,6 +13,7 @@ from aiacc.torch.adapter import device_of
 from aiacc.torch.decoupled import in_flight
 from aiacc.torch.decoupled.optimizer import DecoupledDistributed
 from aiacc.torch.mpi_ops import broadcast_async_, synchronize
+from aiacc.torch.wrapped_optimizer import kept_shared
 
 __all__ = [
     "allgather_object",
@@ -142,19 +143,14 @@ def _add_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | No
 
 def _load_in_place(optimizer: torch.optim.Optimizer, received: dict[str, Any]) -> None:
     """`load_state_dict` that keeps the dictionaries of ``optimizer`` and the received dtypes."""
-    state, groups = optimizer.state, optimizer.param_groups
-    optimizer.load_state_dict(received)
-    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
-        group.update(loaded)
-    state.clear()
-    state.update(optimizer.state)
-    optimizer.state, optimizer.param_groups = state, groups
+    with kept_shared(optimizer):
+        optimizer.load_state_dict(received)
     numbers = [number for group in received["param_groups"] for number in group["params"]]
-    parameters = [parameter for group in groups for parameter in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):
         for name, value in received["state"].get(number, {}).items():
             if isinstance(value, torch.Tensor):  # loading has cast it to the parameter's dtype
-                state[parameter][name] = value
+                optimizer.state[parameter][name] = value
 
 
 def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:

@@ -114,13 +114,16 @@ def kept_shared(distributed: torch.optim.Optimizer) -> Iterator[None]:
     """Let groups and state that are loaded in this context go into the dicts that there are.
 
     torch makes new ones; but the wrapped optimizer has these, and a scheduler that was made of it
-    would set learning rates that nobody reads.
+    would set learning rates that nobody reads. A class may also load into those that there are.
     """
     groups, state = distributed.param_groups, distributed.state
+    kept = list(groups)
     yield
-    for group, loaded in zip(groups, distributed.param_groups, strict=True):
+    loaded, entries = list(map(dict, distributed.param_groups)), dict(distributed.state)
+    for group, options in zip(kept, loaded, strict=True):
         group.clear()
-        group.update(loaded)
+        group.update(options)
     state.clear()
-    state.update(distributed.state)
+    state.update(entries)
+    groups[:] = kept
     distributed.param_groups, distributed.state = groups, state

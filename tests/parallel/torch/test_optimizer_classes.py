@@ -163,6 +163,53 @@ def test_changing_parameters():
         _frozen_on_one_rank(**options)
 
 
+class _Counting(torch.optim.Optimizer):
+    """Has state that is no tensor, as optimizers of other packages do."""
+
+    is_elementwise = True
+
+    def __init__(self, parameters, lr=0.1):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                entries = self.state[parameter]
+                entries["step"] = entries.get("step", 0) + 1
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad, alpha=group["lr"] / entries["step"])
+
+
+class _LoadsInPlace(_Counting):
+    """Loads into the dictionaries that there are."""
+
+    def load_state_dict(self, state_dict):
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update({**saved, "params": group["params"]})
+        self.state.clear()
+        self.state.update((parameters[n], dict(of)) for n, of in state_dict["state"].items())
+
+
+@pytest.mark.parametrize("kind", [_Counting, _LoadsInPlace])
+@on_ranks(2)
+def test_state_that_is_no_tensor_is_broadcast_and_loaded(kind):
+    def steps(training):
+        train(training, range(2))
+        if isinstance(training, Together):
+            if hvd.rank() == 1 and not hasattr(training.optimizer, "consolidate_state_dict"):
+                for entries in training.optimizer.state.values():
+                    entries["step"] = 9
+            hvd.broadcast_optimizer_state(training.optimizer, 0)
+        training.load(training.state())
+        train(training, [2])
+        return [entries["step"] for entries in training.state()["state"].values()]
+
+    for options in ({}, {"op": hvd.Adasum}, {"schedule": "decoupled"}):
+        compare(steps, Recipe(partial(_model, "SGD"), kind, _loss), **options)
+
+
 @on_ranks(2)
 def test_the_state_of_a_plain_optimizer_is_that_of_a_distributed_one():
     """And is loaded in either."""
