@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,12 @@ from aiacc import _core, basics
 from aiacc.collectives.reduce_ops import Adasum
 from aiacc.exceptions import CollectiveError
 from aiacc.process_sets import ProcessSet, global_process_set
-from aiacc.torch.compression.compressors import Compression, Compressor
+from aiacc.torch.compression.compressors import Compressor
 from aiacc.torch.mpi_ops import allreduce_async_, synchronize
 from aiacc.torch.optimizer_mixin import check_passes, default_names
 from aiacc.torch.recorder import tell_of_no_profile
+from aiacc.torch.reducer.consensus import check_optimizers
+from aiacc.torch.reducer.identity import Identity
 from aiacc.torch.wrapped_optimizer import instance_of, kept_shared, take_over, wrapped_class
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ class AdasumDistributed(_Base):
     #: Names by parameter, as Horovod offers them.
     _parameter_names: dict[torch.Tensor, str]
     _compression: type[Compressor]
+    _identity: Identity
 
     #: As given; gradients accumulate until `step` anyway.
     backward_passes_per_step: int = 1
@@ -74,11 +78,13 @@ class AdasumDistributed(_Base):
 
         Raises:
             CollectiveError: Changes could not be combined; those parameters are as before.
+            ValueError: In the first step, which is one of another optimizer on another rank.
         """
         if not basics.is_initialized() or basics.size() == 1:
             loss = super().step(closure)
             _core.mark_step()
             return loss
+        self._agree()
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         starts = [parameter.detach().clone() for parameter in parameters]
         loss = super().step(closure)
@@ -90,11 +96,19 @@ class AdasumDistributed(_Base):
     # Pre- and post-hooks run in the step of the wrapped class; do not let torch add them here too.
     step.hooked = True  # type: ignore[attr-defined]
 
+    def _agree(self) -> None:
+        """That this is a step of the same optimizer on all ranks. Collective, blocks, once."""
+        self._identity.number(global_process_set)  # of this job
+        if not self._identity.agreed:
+            check_optimizers("op=Adasum", self._identity, global_process_set)
+            self._identity.agreed = True
+
     def _combine(self, parameters: list[torch.Tensor], starts: list[torch.Tensor]) -> None:
         under_way = []
+        prefix = f"optimizer.{self._identity.number(global_process_set)}.adasum."
         for parameter, start in zip(parameters, starts, strict=True):
             change, ctx = self._compression.compress((parameter - start).contiguous())
-            name = "adasum." + self._parameter_names[parameter]
+            name = prefix + self._parameter_names[parameter]
             under_way.append((allreduce_async_(change, name=name, op=Adasum), change, ctx))
         _core.flush()
         failure: CollectiveError | None = None
@@ -126,27 +140,32 @@ class AdasumDistributed(_Base):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copies and pickles become distributed optimizers of the copied parameters."""
         del protocol
-        arguments = wrapped_class(self), list(self._parameter_names.items()), self._compression
+        names = list(self._parameter_names.items())
+        arguments = wrapped_class(self), names, self._compression, copy.copy(self._identity)
         return _new, arguments, self.__getstate__()
 
 
 def distribute_adasum(
     optimizer: torch.optim.Optimizer,
     named_parameters: list[tuple[str, torch.Tensor]],
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor],
+    identity: Identity,
 ) -> AdasumDistributed:
     """Make one that shares the state of ``optimizer``."""
     tell_of_no_profile("op=Adasum", global_process_set)
     names = [(parameter, name) for name, parameter in named_parameters]
-    distributed = _new(type(optimizer), names, compression)
+    distributed = _new(type(optimizer), names, compression, identity)
     take_over(distributed, optimizer)
     return distributed
 
 
 def _new(
-    wrapped: Any, names: list[tuple[torch.Tensor, str]], compression: type[Compressor]
+    wrapped: Any,
+    names: list[tuple[torch.Tensor, str]],
+    compression: type[Compressor],
+    identity: Identity,
 ) -> AdasumDistributed:
     distributed = instance_of(AdasumDistributed, wrapped)
     distributed._parameter_names = dict(names)
-    distributed._compression = compression
+    distributed._compression, distributed._identity = compression, identity
     return distributed

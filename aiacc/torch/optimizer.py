@@ -43,6 +43,7 @@ from aiacc.torch.optimizer_mixin import (
 from aiacc.torch.reducer.codec import compressing
 from aiacc.torch.reducer.feedback import feedback_of, warn_if_idle, warn_of_patterns
 from aiacc.torch.reducer.gradients import NamedParameters, checked_names
+from aiacc.torch.reducer.identity import next_identity
 from aiacc.torch.reducer.options import Asked, ReductionOptions
 from aiacc.torch.reducer.plan import (
     FUSED_BYTES,
@@ -90,13 +91,15 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         with optimizer.skip_synchronize():
             optimizer.step()
 
-    Collective: every rank wraps an optimizer of the same parameters.
+    Collective: every rank wraps an optimizer of the same parameters, and makes its optimizers in
+        the same order: gradients of two optimizers are told apart by it, whatever their names.
 
     Args:
         optimizer: Optimizer to wrap. Use only the returned one from now on; it shares the state
             and the parameter groups.
         named_parameters: (name, parameter) for every parameter of ``optimizer``; the names pair
-            the gradients of the ranks. Default: names by position.
+            the gradients of the ranks, and those of another optimizer may be equal. Default: names
+            by position.
         compression: Form in which gradients travel: one of `Compression`; the name of a codec of
             `aiacc.compression.codecs`, such as "int8" or "mstopk:density=0.01"; or a `Policy`,
             which also says which gradients are compressed (default: of two dimensions and 16,384
@@ -196,7 +199,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         model = check_arguments(optimizer, model, op, groups, gradient_as_bucket_view, bucket_bytes)
         if plan is not None:
             _check_plan(plan, None, named, schedule)
-        decoupled = options(planner=by_size(bucket_bytes) if plan is None else planned(plan))
+        decoupled = options(
+            planner=by_size(bucket_bytes) if plan is None else planned(plan),
+            identity=next_identity(process_set),
+        )
         return distribute_decoupled(optimizer, Setup(model, named, decoupled), passes)
     if op == Adasum:
         together = groups if plan is None else plan
@@ -206,7 +212,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 f"op=Adasum with compression={given} (expected none, fp16 or bf16: changes of "
                 "parameters are combined as numbers of at least 16 bits); use Compression.bf16"
             )
-        adasum = distribute_adasum(optimizer, named, compressor)
+        adasum = distribute_adasum(optimizer, named, compressor, next_identity(process_set))
         adasum.set_backward_passes_per_step(passes)
         return adasum
     if gradient_as_bucket_view:
@@ -243,7 +249,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "no codec" if feedback is None else given if finds_codec else str(feedback.policy),
         str(bool(sparse_as_dense)),
     )
-    all_reduce = options(planner=planner, storage=storage, codec=codec, asked=asked)
+    identity = next_identity(process_set)
+    all_reduce = options(
+        planner=planner, storage=storage, codec=codec, asked=asked, identity=identity
+    )
     if feedback is not None:
         all_reduce = all_reduce._replace(settle=feedback.settle, drop=feedback.drop)
     reducer = GradientReducer(named, all_reduce, passes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import operator
 import warnings
 import weakref
@@ -244,7 +245,8 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         What searches for a plan or codecs begins anew in them.
         """
         del protocol
-        reducer, options = self._reducer, self._reducer.options
+        reducer = self._reducer
+        options = reducer.options._replace(identity=copy.copy(reducer.options.identity))
         if self._wanted is not None:
             options = options._replace(planner=singly())
         arguments = self.feedback, self._wanted, reducer.named, options, reducer.passes

@@ -221,12 +221,9 @@ class Bucket:
         """
         self._written = bool(come) and (self.written or self.replaced(come))
 
-    def prepare(self, options: ReductionOptions, job: int) -> None:
-        """Submit with these options from now on, in names with the number of ``job``.
-
-        Every rank has the same number for the same optimizer, and another one for each.
-        """
-        self._name = f"decoupled.{job}.{self._number}.{self._name}"
+    def prepare(self, options: ReductionOptions) -> None:
+        """Submit with these options from now on."""
+        self._name = f"{options.verb()}.{self._number}.{self._name}"
         for number, part in enumerate(self._parts):
             part.prepare(f"{self._name}.{number}" if number else self._name, options)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -24,14 +23,11 @@ from aiacc.torch.decoupled.bucket import Bucket
 from aiacc.torch.decoupled.checks import check_apart
 from aiacc.torch.decoupled.guards import Guards, check_owned
 from aiacc.torch.mpi_ops import allreduce_
-from aiacc.torch.reducer.consensus import check_schedules
+from aiacc.torch.reducer.consensus import check_optimizers
 from aiacc.torch.reducer.gradients import NamedParameters, too_many_passes
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.places import may_move
 from aiacc.torch.reducer.storage import strides_in
-
-#: Numbers of exchanges. The root of a process set tells the others its own.
-_numbers = itertools.count()
 
 _HALF = (
     "the last step has updated this rank's part of the parameters, and those of other ranks have "
@@ -415,14 +411,13 @@ class Exchange:
         )
         process_set = self._options.process_set
         try:
-            check_schedules(True, process_set)
+            check_optimizers("schedule='decoupled'", self._options.identity, process_set)
         except ValueError:
             self._start_step()
             raise
         root = first_rank(process_set)
         digest = hashlib.sha256(repr(mine).encode()).hexdigest()
-        offer = digest, next(_numbers)
-        first, number = broadcast_object(offer, root, "decoupled_layout", process_set)
+        first = broadcast_object(digest, root, "decoupled_layout", process_set)
         facts = torch.tensor([first == digest, not fault], dtype=torch.uint8, device="cpu")
         allreduce_(facts, None, "decoupled_layouts", Min, process_set=process_set)
         equal, able = facts.tolist()
@@ -438,5 +433,5 @@ class Exchange:
                 "model, named_parameters, bucket_bytes and plan on every rank"
             )
         for bucket in self.buckets:
-            bucket.prepare(self._options, number)
+            bucket.prepare(self._options)
         self._agreed = True

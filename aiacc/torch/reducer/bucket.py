@@ -207,10 +207,11 @@ class Bucket:
     def _prepare(self, spec: submission.Spec, encoded: Encoded, part: int) -> _core.Submission:
         options = self._options
         name = self.name if part == 0 else f"{self.name}.part.{part}"
+        verb = options.verb()
         if encoded.gathers:
             # Under the name that a dense gradient would have: ranks that disagree on the form get
             # an error, and do not wait for one another.
-            return submission.allgather(name, *spec, options.process_set, "allreduce", options.op)
+            return submission.allgather(name, *spec, options.process_set, verb, options.op)
         return submission.allreduce(
             name,
             *spec,
@@ -219,6 +220,7 @@ class Bucket:
             options.postscale_factor,
             options.process_set,
             encoded.wire,
+            verb,
         )
 
 

@@ -16,6 +16,7 @@ from aiacc.process_sets import ProcessSet, first_rank
 from aiacc.torch.adapter import device_of
 from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.reducer.gradients import Form, Gradients, NamedParameters
+from aiacc.torch.reducer.identity import Identity
 from aiacc.torch.reducer.options import Asked, ReductionOptions
 from aiacc.torch.reducer.plan import Gradient, Plan, checked, numbered
 from aiacc.torch.reducer.storage import own_memory, strides_in, views_pay
@@ -38,24 +39,36 @@ def describe(named: NamedParameters) -> list[Gradient]:
     ]
 
 
-def check_schedules(decoupled: bool, process_set: ProcessSet) -> None:
-    """Whether all ranks have the same schedule, which decides on the operations of a step.
+def check_optimizers(argument: str, identity: Identity | None, process_set: ProcessSet) -> None:
+    """Whether this is a step of the same optimizer on all ranks, with the same operations.
 
-    Collective: every rank of the process set, before it waits for gradients; those that have joined
-    agree with all.
+    Collective: every rank of the process set, in the first step of an optimizer, before it waits
+    for gradients; those that have joined agree with all.
     Blocks: until all have answered.
 
+    Args:
+        argument: What decides on the operations of a step.
+        identity: Of the optimizer.
+        process_set: Ranks that take part.
+
     Raises:
-        ValueError: On every rank, if they have not. Gradients that some have submitted stay under
-            way until `shutdown`.
+        ValueError: On every rank, if it is not. Gradients that some have submitted stay under way
+            until `shutdown`.
     """
-    others, ranks = sums([decoupled, 1], "schedules_of_optimizers", process_set)
-    if others not in (0, ranks):
-        mine, other = ("decoupled", "all_reduce") if decoupled else ("all_reduce", "decoupled")
+    which = "" if identity is None else identity.described(process_set)
+    (same_operations, same), _ = _compared([argument, which], "optimizers", process_set)
+    again = "after shutdown() and init() if this job goes on, for gradients are still under way"
+    if not same_operations:
         raise ValueError(
-            f"DistributedOptimizer: schedule={mine!r} on this rank and {other!r} on another "
-            "(expected the same on every rank); pass the same schedule everywhere, after "
-            "shutdown() and init() if this job goes on, for gradients are still under way"
+            f"DistributedOptimizer: {argument} on this rank and another schedule or op on another "
+            f"(expected the same on every rank); pass the same schedule and op everywhere, {again}"
+        )
+    if not same:
+        raise ValueError(
+            f"DistributedOptimizer: this step is of optimizer {which.split()[0]} of {process_set} "
+            "here, counted as they were made, and of another one on another rank (expected the "
+            "same); make the same optimizers on every rank in the same order, and let their first "
+            f"steps have one order, {again}"
         )
 
 

@@ -12,6 +12,7 @@ from aiacc.collectives.reduce_ops import Average
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.torch.compression.compressors import Compression
 from aiacc.torch.reducer.codec import Coding, compressing
+from aiacc.torch.reducer.identity import Identity
 from aiacc.torch.reducer.plan import Planner, singly
 from aiacc.torch.reducer.storage import Storage, own_memory
 
@@ -45,3 +46,11 @@ class ReductionOptions(NamedTuple):
     #: Called when they are dropped instead.
     drop: Callable[[], None] | None = None
     asked: Asked = Asked()
+    #: None: of no optimizer.
+    identity: Identity | None = None
+
+    def verb(self) -> str:
+        """What names of operations on gradients begin with: no name of a user's operation does."""
+        if self.identity is None:
+            return "gradient"
+        return f"optimizer.{self.identity.number(self.process_set)}"

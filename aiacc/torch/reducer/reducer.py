@@ -23,7 +23,7 @@ from aiacc.torch.reducer.consensus import (
     agree_on_views,
     any_failed,
     check_alike,
-    check_schedules,
+    check_optimizers,
     forms_of,
 )
 from aiacc.torch.reducer.gradients import (
@@ -204,7 +204,7 @@ class GradientReducer:
                 self.reductions += 1  # nobody else counts
             return
         if not self._alike:
-            self._check_schedules()
+            self._check_optimizers()
         failure = self._check_writes()
         failure = self._submit_missing() or failure
         _core.flush()
@@ -284,11 +284,12 @@ class GradientReducer:
         self._gradients.copied = 0
         self._gradients.missing.clear()
 
-    def _check_schedules(self) -> None:
+    def _check_optimizers(self) -> None:
         """Raise before the step waits for ranks that reduce nothing by the names of gradients."""
         try:
             _core.flush()
-            check_schedules(False, self.options.process_set)
+            options = self.options
+            check_optimizers("schedule='all_reduce'", options.identity, options.process_set)
         except (CollectiveError, ValueError):
             leave(self._in_flight)
             self._in_flight.clear()
