@@ -10,12 +10,12 @@ import torch
 from aiacc.exceptions import CollectiveError
 from aiacc.planning.execution import parts_of
 from aiacc.torch.decoupled.awaited import awaited, release
-from aiacc.torch.decoupled.gradient import Gradient
 from aiacc.torch.decoupled.layout import Segment, divide
 from aiacc.torch.decoupled.part import Part
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.places import bring_back, is_at, put
 from aiacc.torch.reducer.storage import strides_in
+from aiacc.torch.reducer.watched import Gradient
 
 #: How many tensors have a storage; torch that does not tell counts none.
 _references = getattr(torch._C, "_storage_Use_Count", lambda storage: 0)

@@ -17,6 +17,7 @@ from aiacc.torch.reducer.gradients import Gradients
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Plan
 from aiacc.torch.reducer.storage import Flat
+from aiacc.torch.reducer.watched import unwatch, watch
 
 #: What is under way: its handle; the tensors whose memory the core uses, which so stay alive; what
 #: to do once it is done, or if it fails. (A plain tuple, which takes a tenth of the time of a named
@@ -162,6 +163,9 @@ class Bucket:
             (id(g), 0, None) if g is None else (id(g), g._version, memory or _memory_of(g))
             for g in grads
         ]
+        for g in grads:
+            if g is not None:
+                watch(g)
         return self._left
 
     def written(self) -> str | None:
@@ -170,17 +174,21 @@ class Bucket:
         It may have been dropped: then the optimizer leaves the parameter as it is.
         """
         left, self._left = self._left, []
+        found: str | None = None
         for parameter, (which, version, memory) in zip(self._parameters, left, strict=False):
             grad = parameter.grad
             if grad is None:
                 continue
+            unwatch(grad)
+            if found is not None:
+                continue
             if id(grad) != which:
-                return "replaced"
-            if memory is not None and not _is_same(grad.untyped_storage(), memory):
-                return "given other memory"
-            if grad._version != version:
-                return "written to"
-        return None
+                found = "replaced"
+            elif memory is not None and not _is_same(grad.untyped_storage(), memory):
+                found = "given other memory"
+            elif grad._version != version:
+                found = "written to"
+        return found
 
     def _start_by_attributes(
         self, prepared: _core.Submission, tensor: torch.Tensor | None

@@ -10,10 +10,10 @@ import torch
 
 from aiacc.torch.decoupled.classes import ELEMENTWISE, check_elementwise
 from aiacc.torch.decoupled.division import buckets
-from aiacc.torch.decoupled.gradient import Gradient as Counted
 from aiacc.torch.decoupled.layout import divide
 from aiacc.torch.decoupled.state import Form, Piece, cut, join
 from aiacc.torch.reducer.plan import ALIGNMENT_BYTES, Gradient, Planner, by_size
+from aiacc.torch.reducer.watched import Gradient as Counted
 
 
 def test_each_element_of_a_parameter_is_in_one_shard():

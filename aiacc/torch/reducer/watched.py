@@ -9,11 +9,11 @@ import torch
 
 
 class Gradient(torch.Tensor):
-    """What a parameter has as ``grad`` while a bucket has the memory of it.
+    """What a parameter has as ``grad`` from when it has left until it is reduced.
 
-    torch's own ``data`` has a count of writes of its own: what is written to it would go unnoticed,
-    after the gradient has left for the other ranks. Results of functions, copies and pickles are
-    plain tensors.
+    With the decoupled schedule that is always. torch's own ``data`` has a count of writes of its
+    own: what is written to it would go unnoticed, after the gradient has left for the other ranks.
+    Results of functions, copies and pickles are plain tensors.
     """
 
     # As nn.Parameter has it.
@@ -36,6 +36,19 @@ class Gradient(torch.Tensor):
         """A plain tensor."""
         plain: Any = self.detach()
         return plain.__reduce_ex__(protocol)
+
+
+def watch(gradient: torch.Tensor) -> None:
+    """Count writes to the ``data`` of ``gradient``, too, unless its class is somebody else's."""
+    if type(gradient) is torch.Tensor:
+        gradient.__class__ = Gradient
+
+
+def unwatch(gradient: torch.Tensor) -> None:
+    """Undo `watch`: torch's faster functions take tensors of no class but its own."""
+    if type(gradient) is Gradient:
+        untyped: Any = gradient
+        untyped.__class__ = torch.Tensor
 
 
 _set_data = getattr(torch.Tensor.data, "__set__")  # noqa: B009 - mypy takes it for a value
