@@ -126,6 +126,8 @@ class DistributedOptimizerMixin(ReducingOptimizer):
 
         Raises:
             CollectiveError: A gradient could not be reduced; no parameter was changed.
+            ValueError: Inside `skip_synchronize`, and gradients of a backward pass are not reduced;
+                or they were written to after ``backward()``.
         """
         settled = self._settled and closure is None and not self._reducer.under_way
         self._settled = False
@@ -137,7 +139,12 @@ class DistributedOptimizerMixin(ReducingOptimizer):
     step.hooked = True  # type: ignore[attr-defined]
 
     def _reduce_and_step(self, closure: Callable[[], Any] | None, settled: bool) -> Any:
-        if self._should_synchronize and not settled:
+        if not self._should_synchronize:
+            if closure is None:
+                self._check_reduced(not self._reducer.under_way)
+            else:
+                closure = self._checked(closure)
+        elif not settled:
             if self._synchronized:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
@@ -174,6 +181,14 @@ class DistributedOptimizerMixin(ReducingOptimizer):
             self._profile.step_done()
         if self._plan is not None:
             self._plan.step_done()
+
+    def _checked(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def compute() -> Any:
+            loss = closure()
+            self._check_reduced(not self._reducer.under_way)
+            return loss
+
+        return compute
 
     def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def compute() -> Any:

@@ -82,7 +82,16 @@ class ReducingOptimizer(_Base):
         if under_way:
             raise AssertionError(
                 "zero_grad() was called after backward() and before step() or synchronize() "
-                "(expected after one of them): the gradients are being reduced"
+                "(expected after one of them, or while backward passes are accumulated): the "
+                "gradients are being reduced"
+            )
+
+    @staticmethod
+    def _check_reduced(reduced: bool, calls: str = "synchronize()") -> None:
+        if not reduced:
+            raise ValueError(
+                "optimizer.step() inside skip_synchronize(), but gradients are not reduced "
+                f"(expected {calls} after the last backward pass); call it"
             )
 
 

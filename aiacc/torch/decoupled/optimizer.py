@@ -25,6 +25,9 @@ from aiacc.torch.reducer.consensus import describe
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.wrapped_optimizer import ReducingOptimizer, kept_shared
 
+#: What reduces gradients before a step that does not.
+_CALLS = "synchronize() or clip_grad_norm_()"
+
 
 class DecoupledDistributed(ReducingOptimizer):
     """Put before the class of the wrapped optimizer by `distribute_decoupled`.
@@ -158,11 +161,7 @@ class DecoupledDistributed(ReducingOptimizer):
                 loss = closure()
         reduced_before = self._has_reduced(exchange)
         if not reduced_before:
-            if not self._should_synchronize:
-                raise ValueError(
-                    "optimizer.step() inside skip_synchronize(), but gradients are not reduced "
-                    "(expected synchronize() or clip_grad_norm_() before); call it"
-                )
+            self._check_reduced(self._should_synchronize, _CALLS)
             self._reduce(exchange)
         self._synchronized = False
         if reduced_before:
