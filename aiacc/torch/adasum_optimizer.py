@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,29 +14,28 @@ from aiacc.collectives.reduce_ops import Adasum
 from aiacc.exceptions import CollectiveError
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.torch.compression.compressors import Compressor
+from aiacc.torch.decoupled.norms import are_finite, spread_infinity
 from aiacc.torch.mpi_ops import allreduce_async_, synchronize
 from aiacc.torch.optimizer_mixin import check_passes, default_names
 from aiacc.torch.recorder import tell_of_no_profile
 from aiacc.torch.reducer.consensus import check_optimizers
 from aiacc.torch.reducer.identity import Identity
-from aiacc.torch.wrapped_optimizer import instance_of, kept_shared, take_over, wrapped_class
+from aiacc.torch.wrapped_optimizer import (
+    ScaledOptimizer,
+    instance_of,
+    kept_shared,
+    take_over,
+    wrapped_class,
+)
 
-if TYPE_CHECKING:
-    from torch.optim import Optimizer as _Base
-else:
-    # At run time the class of the wrapped optimizer follows in the MRO.
-    _Base = object
 
-
-class AdasumDistributed(_Base):
+class AdasumDistributed(ScaledOptimizer):
     """Put before the class of the wrapped optimizer by `distribute_adasum`.
 
     `step` lets the wrapped optimizer step with this rank's gradients, and replaces the change of
     each parameter by the combination of all ranks' changes.
     """
 
-    #: Names by parameter, as Horovod offers them.
-    _parameter_names: dict[torch.Tensor, str]
     _compression: type[Compressor]
     _identity: Identity
 
@@ -102,6 +101,23 @@ class AdasumDistributed(_Base):
         if not self._identity.agreed:
             check_optimizers("op=Adasum", self._identity, global_process_set)
             self._identity.agreed = True
+
+    def _prepare_for(self, scaler: torch.amp.GradScaler) -> None:
+        if not basics.is_initialized() or basics.size() == 1:
+            return
+        self._agree()
+        given = [p.grad for group in self.param_groups for p in group["params"]]
+        gradients = [
+            gradient if gradient.layout is torch.strided else gradient._values()
+            for gradient in given
+            if gradient is not None
+        ]
+        # What the scaler has found, if `unscale_` was called, counts in the place of gradients.
+        found = list(scaler._found_inf_per_device(self).values())
+        here = any(map(bool, found)) or not are_finite(gradients)
+        if spread_infinity(gradients, here, global_process_set):
+            for one in found:
+                one.fill_(1.0)
 
     def _combine(self, parameters: list[torch.Tensor], starts: list[torch.Tensor]) -> None:
         under_way = []

@@ -109,10 +109,11 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         """
         self._reducer.follow(planned(Plan("given", tuple(map(tuple, buckets)))))
 
-    def _reduce_for_scaler(self, scaler: torch.amp.GradScaler | None) -> None:
-        if self._should_synchronize and self._reducer.under_way:
+    def _prepare_for(self, scaler: torch.amp.GradScaler) -> None:
+        if self._reducer.under_way:
+            self._check_reduced(self._should_synchronize)
             self.settle()
-        if self.feedback is not None and scaler is not None:
+        if self.feedback is not None:
             self.feedback.notice(scaler)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

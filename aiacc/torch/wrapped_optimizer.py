@@ -21,11 +21,35 @@ else:
 _Mixin = TypeVar("_Mixin")
 
 
-class ReducingOptimizer(_Base):
-    """What is the same of both schedules that reduce gradients."""
+class ScaledOptimizer(_Base):
+    """What a GradScaler of each rank steps, or skips, as those of the other ranks do."""
 
     #: Names by parameter, as Horovod offers them.
     _parameter_names: dict[torch.Tensor, str]
+
+    def _prepare_for(self, scaler: torch.amp.GradScaler) -> None:
+        """Let every rank's scaler find the same in gradients. Collective, blocks."""
+        raise NotImplementedError
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What GradScaler.step asks before it looks at gradients. Others get the answer alone."""
+        asking = sys._getframe(1)
+        if asking.f_code.co_name == "step":
+            scaler = asking.f_locals.get("self")  # it says nowhere else who it is
+            if isinstance(scaler, torch.amp.GradScaler):
+                self._prepare_for(scaler)
+        name = "_step_supports_amp_scaling"
+        return bool(vars(self).get(name, getattr(wrapped_class(self), name, False)))
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, supports: bool) -> None:
+        vars(self)["_step_supports_amp_scaling"] = supports
+
+
+class ReducingOptimizer(ScaledOptimizer):
+    """What is the same of both schedules that reduce gradients."""
+
     _synchronized: bool
     _should_synchronize: bool
 
@@ -41,21 +65,6 @@ class ReducingOptimizer(_Base):
             yield
         finally:
             self._should_synchronize = True
-
-    def _reduce_for_scaler(self, scaler: torch.amp.GradScaler | None) -> None:
-        raise NotImplementedError
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """What GradScaler.step asks, before it unscales gradients: they are to be reduced then."""
-        asking = sys._getframe(1).f_locals.get("self")  # it says nowhere else who it is
-        self._reduce_for_scaler(asking if isinstance(asking, torch.amp.GradScaler) else None)
-        name = "_step_supports_amp_scaling"
-        return bool(vars(self).get(name, getattr(wrapped_class(self), name, False)))
-
-    @_step_supports_amp_scaling.setter
-    def _step_supports_amp_scaling(self, supports: bool) -> None:
-        vars(self)["_step_supports_amp_scaling"] = supports
 
     @property
     def op(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -42,17 +42,28 @@ def scale(gradients: Sequence[torch.Tensor], max_norm: float, total: torch.Tenso
         gradient.mul_(factor)
 
 
-def spread_infinity(gradients: Sequence[torch.Tensor], process_set: ProcessSet) -> None:
-    """Put infinity into the gradients of every rank if any rank's are not all finite.
+def spread_infinity(
+    gradients: Sequence[torch.Tensor], found: bool, process_set: ProcessSet
+) -> bool:
+    """Put infinity into the dense ``gradients`` of every rank if any has ``found`` some, or NaN.
 
     Collective: every rank of the process set.
     Blocks: until the ranks have compared.
+
+    Returns:
+        Whether any has.
     """
-    found = not all(map(_is_finite, gradients))
     flag = torch.tensor([int(found)], dtype=torch.uint8, device="cpu")
-    allreduce_(flag, None, "decoupled_finite", Max, process_set=process_set)
-    if flag.item() and not found and gradients:
+    allreduce_(flag, None, "finite_gradients", Max, process_set=process_set)
+    spreads = bool(flag.item())
+    if spreads and not found and gradients:
         gradients[0].view(-1)[:1].fill_(math.inf)
+    return spreads
+
+
+def are_finite(gradients: Iterable[torch.Tensor]) -> bool:
+    """Whether all elements are. Blocks: of CUDA tensors until they are computed."""
+    return all(map(_is_finite, gradients))
 
 
 def _is_finite(gradient: torch.Tensor) -> bool:

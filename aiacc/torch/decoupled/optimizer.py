@@ -198,10 +198,12 @@ class DecoupledDistributed(ReducingOptimizer):
         exchange.check_again()
         self._shards.leave_out(exchange.dropped())
 
-    def _reduce_for_scaler(self, scaler: torch.amp.GradScaler | None) -> None:
+    def _prepare_for(self, scaler: torch.amp.GradScaler) -> None:
         del scaler
         if self._should_synchronize:
             self.synchronize()
+        elif self._exchange is not None:
+            self._check_reduced(self._has_reduced(self._exchange), _CALLS)
 
     # Pre- and post-hooks run in the step of the wrapped class; do not let torch add them here too.
     step.hooked = True  # type: ignore[attr-defined]
@@ -217,7 +219,8 @@ class DecoupledDistributed(ReducingOptimizer):
 
     def _spread_infinity(self) -> None:
         if not self._spread:
-            norms.spread_infinity(self._shards.gradients(), self.process_set)
+            gradients = self._shards.gradients()
+            norms.spread_infinity(gradients, not norms.are_finite(gradients), self.process_set)
             self._spread = True
 
     def flush(self) -> None:
