@@ -186,11 +186,17 @@ class DecoupledDistributed(ReducingOptimizer):
         """
         post_hooks = self._optimizer_step_post_hooks
         self._optimizer_step_post_hooks = OrderedDict()
+        had_hooks = bool(self._optimizer_step_pre_hooks)
+
+        def after_the_others(*_: Any) -> None:
+            if had_hooks:
+                self._look_again(exchange)
+            self._shards.show_gradients()
+
         with contextlib.ExitStack() as stack:
             stack.callback(setattr, self, "_optimizer_step_post_hooks", post_hooks)
-            if self._optimizer_step_pre_hooks:
-                last = self.register_step_pre_hook(lambda *_: self._look_again(exchange))
-                stack.callback(last.remove)
+            stack.callback(self.register_step_pre_hook(after_the_others).remove)
+            stack.callback(self._shards.guard_gradients)
             yield
 
     def _look_again(self, exchange: Exchange) -> None:

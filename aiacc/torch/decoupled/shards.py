@@ -12,6 +12,7 @@ from aiacc.collectives.objects import gather_objects
 from aiacc.collectives.reduce_ops import Min
 from aiacc.process_sets import ProcessSet
 from aiacc.torch.decoupled.exchange import Exchange
+from aiacc.torch.decoupled.gradient import Reduced, Unreduced, seen
 from aiacc.torch.decoupled.state import Form, Piece, State, cut, join
 from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.reducer.places import is_at, put
@@ -33,6 +34,8 @@ class Owned(NamedTuple):
     #: Where it is in its bucket, and its reduced gradient. Nobody else has these two.
     place: torch.Tensor
     gradient: torch.Tensor
+    #: What it has as ``grad`` before that is reduced.
+    unreduced: torch.Tensor
     #: The parameter that it is of.
     parameter: torch.Tensor
 
@@ -80,6 +83,7 @@ class Shards:
         first = exchange.named[0][1]
         self._stand_in = nn.Parameter(torch.zeros(1, dtype=torch.float32, device=first.device))
         groups[-1]["params"].append(self._stand_in)
+        self.drop_gradients()
         part = self.cut(whole)["state"]
         lost = self._lost
         self.loaded(whole)
@@ -108,7 +112,10 @@ class Shards:
                 parameter = exchange.named[bucket.members[segment.member]][1]
                 piece = Piece(numbers[id(parameter)], segment.begin, segment.end)
                 place, gradient = bucket.own(segment)
-                segment_of[piece] = Owned(nn.Parameter(place), place, gradient, parameter)
+                unreduced = seen(gradient, Unreduced)
+                segment_of[piece] = Owned(
+                    nn.Parameter(place), place, gradient, unreduced, parameter
+                )
         return segment_of
 
     def _numbers(self) -> dict[int, int]:
@@ -132,10 +139,10 @@ class Shards:
 
     def gradients(self) -> list[torch.Tensor]:
         """Reduced ones of this rank's segments, after `put_gradients`; one at least."""
-        found = [o.segment.grad for o in self._segments if o.segment.grad is not None]
-        if self._stand_in is not None and self._stand_in.grad is not None:
-            found.append(self._stand_in.grad)
-        return found
+        given = [owned.segment.grad for owned in self._segments]
+        if self._stand_in is not None:
+            given.append(self._stand_in.grad)
+        return [seen(gradient, torch.Tensor) for gradient in given if gradient is not None]
 
     def put_gradients(self, dropped: Collection[int]) -> None:
         """Let the optimizer see the gradients that this rank has got.
@@ -146,13 +153,14 @@ class Shards:
         Args:
             dropped: As of `leave_out`.
         """
-        self.drop_gradients()  # of a step that a scaler has skipped
-        for segment, _, gradient, parameter in self._segments:
+        for segment, _, gradient, _, parameter in self._segments:
             wanted = parameter.requires_grad or parameter.grad is not None or bool(gradient.any())
-            segment.grad = gradient.detach() if wanted else None  # may be given other memory
+            segment.grad = seen(gradient, Reduced) if wanted else None  # may be given other memory
         self.leave_out(dropped)
-        if self._stand_in is not None and not self.gradients():
-            self._stand_in.grad = torch.zeros_like(self._stand_in)
+        if self._stand_in is not None:
+            self._stand_in.grad = None
+            if not self.gradients():
+                self._stand_in.grad = torch.zeros_like(self._stand_in)
 
     def leave_out(self, dropped: Collection[int]) -> None:
         """Let the optimizer see no gradients of parameters with these ids."""
@@ -161,16 +169,29 @@ class Shards:
                 if id(owned.parameter) in dropped:
                     owned.segment.grad = None
 
-    def drop_gradients(self) -> None:
-        """After a step."""
+    def show_gradients(self) -> None:
+        """To the wrapped class, whose fast functions take tensors of no class but torch's own."""
+        self._see_gradients(Reduced, torch.Tensor)
+
+    def guard_gradients(self) -> None:
+        """Undo `show_gradients`."""
+        self._see_gradients(torch.Tensor, Reduced)
+
+    def _see_gradients(self, before: type[torch.Tensor], now: type[torch.Tensor]) -> None:
         for owned in self._segments:
-            owned.segment.grad = None
+            if type(owned.segment.grad) is before:
+                owned.segment.grad.__class__ = now
+
+    def drop_gradients(self) -> None:
+        """After a step: whoever looks for gradients before they are reduced is told."""
+        for owned in self._segments:
+            owned.segment.grad = owned.unreduced
         if self._stand_in is not None:
-            self._stand_in.grad = None
+            self._stand_in.grad = seen(torch.zeros_like(self._stand_in), Unreduced)
 
     def bring_back(self) -> None:
         """Before the gathers: an optimizer may have given what it updates other memory."""
-        for segment, place, _, _ in self._segments:
+        for segment, place, *_ in self._segments:
             if not is_at(segment, place):
                 put(segment.detach(), place)
                 segment.data = place

@@ -1,0 +1,44 @@
+"""What segments of parameters have as ``grad``: a part of the gradients, and no norm of all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class Unreduced(torch.Tensor):
+    """What a segment has as ``grad`` until gradients are reduced: nobody can use it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Raise ValueError."""
+        raise ValueError(
+            "schedule='decoupled': gradients in optimizer.param_groups are used, which are not "
+            "reduced yet (expected optimizer.clip_grad_norm_, or synchronize() before); call that, "
+            "or use schedule='all_reduce'"
+        )
+
+
+class Reduced(torch.Tensor):
+    """A reduced gradient of a segment, of which there is no norm that counts."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call ``func``, unless that is a norm: ValueError."""
+        name = str(getattr(func, "__name__", func))
+        if name.endswith("norm"):
+            raise ValueError(
+                f"schedule='decoupled': {name} of gradients in optimizer.param_groups (expected "
+                "optimizer.clip_grad_norm_: a rank has a part of them, and would clip by a norm of "
+                "its own); use that, or schedule='all_reduce'"
+            )
+        parent: Any = super()
+        return parent.__torch_function__(func, types, args, kwargs or {})
+
+
+def seen(gradient: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor:
+    """The memory of ``gradient`` in a tensor of this class."""
+    with torch._C.DisableTorchFunctionSubclass():
+        alias: torch.Tensor = gradient.detach()
+        return alias if kind is torch.Tensor else alias.as_subclass(kind)
