@@ -214,10 +214,14 @@ class DistributedOptimizerMixin(ReducingOptimizer):
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clear the gradients; arguments as of the wrapped optimizer.
 
+        Backward passes that were to be accumulated with others are forgotten.
+
         Raises:
             AssertionError: Gradients are being reduced: call it after `step` or `synchronize`.
         """
-        self._check_clearable(self._reducer.under_way)
+        if self._reducer.under_way:
+            self._reducer.begin_anew()
+            self._check_clearable(self._reducer.under_way)
         super().zero_grad(*args, **kwargs)
 
     @property

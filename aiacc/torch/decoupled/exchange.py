@@ -104,6 +104,14 @@ class Exchange:
             bucket.scattered for bucket in self.buckets
         )
 
+    def begin_anew(self) -> None:
+        """Forget backward passes that are to be accumulated, if no gradient has had its last one.
+
+        None of them has left this rank then.
+        """
+        if 0 not in self._left and not any(bucket.scattered for bucket in self.buckets):
+            self._start_step()
+
     def names_of(self, bucket: Bucket) -> list[str]:
         """Names of the parameters in ``bucket``."""
         return [self.named[index][0] for index in bucket.members]

@@ -247,13 +247,17 @@ class DecoupledDistributed(ReducingOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the model's parameters.
 
+        Backward passes that were to be accumulated with others are forgotten.
+
         Raises:
             AssertionError: Gradients are being reduced: call it after `step` or `synchronize`.
         """
         if self._exchange is None:
             super().zero_grad(set_to_none)
             return
-        self._check_clearable(self._exchange.under_way)
+        if self._exchange.under_way:
+            self._exchange.begin_anew()
+            self._check_clearable(self._exchange.under_way)
         self._exchange.clear_gradients(set_to_none)
 
     # --- state

@@ -133,6 +133,14 @@ class GradientReducer:
         """Let gradients that no rank has had yet be sparse: the optimizer takes no others."""
         self._gradients.expect_sparse()
 
+    def begin_anew(self) -> None:
+        """Forget backward passes that are to be accumulated, if no gradient has had its last one.
+
+        None of them has left this rank then.
+        """
+        if not self._in_flight and 0 not in self._left:
+            self._start_step()
+
     def set_passes(self, backward_passes_per_step: int) -> None:
         """Accumulate this many backward passes before a gradient is submitted."""
         self.passes = backward_passes_per_step
