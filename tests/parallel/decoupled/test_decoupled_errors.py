@@ -124,19 +124,12 @@ def test_sparse_gradients_are_made_dense_or_refused():
     compare_late(partial(train, batches=range(3)), recipe, sparse_as_dense=True)
 
 
-def _steps_without_gradients(training):
-    with training.optimizer.skip_synchronize():
-        training.optimizer.step()
-
-
 @on_ranks(2)
 def test_misuse_is_told_and_changes_nothing():
-    """What is told with every schedule is in test_optimizer_situations.py."""
+    """What is told with every schedule is in test_optimizer_{situations,guarantees}.py."""
 
     def misuses(training):
         train(training, [0])
-        text = r"inside skip_synchronize.., but gradients are not"
-        training.refused(_steps_without_gradients, text)
         clips = [True]
 
         def clip(*_):

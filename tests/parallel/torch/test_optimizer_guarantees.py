@@ -1,0 +1,244 @@
+"""What holds for every wrapper of an optimizer: all ranks stay alike, or are told why not.
+
+A row of `GUARANTEES` is a script of two ranks, a column of `WRAPPERS` a way to wrap an optimizer.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+import aiacc.torch as hvd
+from aiacc.compression.codecs import parse
+from aiacc.compression.policy import Policy
+from aiacc.optim import LAMB, LARS
+from tests.support.learning.coded import on_ranks_over_tcp
+from tests.support.learning.training import Together, check_same_everywhere, flat, squares, train
+
+
+class Wrapper(NamedTuple):
+    """A column: what is wrapped, and how; with a preconditioner before it perhaps."""
+
+    make_optimizer: Callable[[Any], torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.1)
+    options: Mapping[str, Any] = MappingProxyType({})
+    kfac: bool = False
+
+
+WRAPPERS = {
+    "all_reduce": Wrapper(),
+    "groups": Wrapper(options={"groups": 2}),
+    "views": Wrapper(options={"gradient_as_bucket_view": True}),
+    "bf16": Wrapper(options={"compression": hvd.Compression.bf16}),
+    "coded": Wrapper(options={"compression": Policy(parse("int8"), least_elements=1)}),
+    "decoupled": Wrapper(options={"schedule": "decoupled", "bucket_bytes": 64}),
+    "adasum": Wrapper(options={"op": hvd.Adasum}),
+    "lars": Wrapper(partial(LARS, lr=0.1)),
+    "lamb": Wrapper(partial(LAMB, lr=0.01)),
+    "kfac": Wrapper(kfac=True),
+}
+_loss = squares(4, 6, dtype=torch.float32)
+
+
+class _Wrapped(Together):
+    """This rank's part of a training in a column; names by position if they are not ``named``."""
+
+    def __init__(self, wrapper: Wrapper, named: bool = True, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+        optimizer = hvd.DistributedOptimizer(
+            wrapper.make_optimizer(model.parameters()),
+            model.named_parameters() if named else None,
+            model=model,
+            **wrapper.options,
+        )
+        self.kfac = hvd.KFAC(model, optimizer, damping=0.1) if wrapper.kfac else None
+        super().__init__(model, optimizer, _loss)
+
+    def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
+        if self.kfac is not None:
+            if scaler is not None and not self.reduced:
+                self.unscale(scaler)
+            self.kfac.step()
+        super().step(scaler)
+
+
+def _reduces(training):
+    """Whether gradients are reduced, not changes of parameters."""
+    return training.optimizer.op != hvd.Adasum
+
+
+def _infinite_on_one_rank(model, rank, batch):
+    bad = batch == 1 and rank == hvd.size() - 1
+    return _loss(model, rank, batch) + (model[0].weight[0, 0] * float("inf") if bad else 0)
+
+
+def _an_overflow_is_skipped_by_all(unscales, make):
+    training = make()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
+    for batch in range(3):
+        before = flat(training.model)
+        training.zero_grad()
+        training.backward(batch, loss=_infinite_on_one_rank, scaler=scaler)
+        if unscales:
+            training.unscale(scaler)
+        training.step(scaler)
+        assert torch.equal(flat(training.model), before) == (batch == 1)
+    assert scaler.get_scale() == 4.0
+    return training
+
+
+def _a_step_of_gradients_that_are_not_reduced_is_refused(make):
+    training = make()
+
+    def closure():
+        training.zero_grad()
+        return training.backward(1)
+
+    def steps(training, *arguments):
+        if not arguments:
+            training.backward(0)
+        with training.optimizer.skip_synchronize():
+            training.optimizer.step(*arguments)
+
+    for action in (steps, lambda training: steps(training, closure)):
+        training.refused(action, r"skip_synchronize\(\)")
+        training.optimizer.synchronize()
+    return training
+
+
+def _a_write_to_data_is_refused_once_it_has_left(make):
+    def writes(training):
+        training.backward(0)
+        for parameter in training.model.parameters():
+            parameter.grad.data.clamp_(-1e-3, 1e-3)
+        training.step()
+
+    training = make()
+    if _reduces(training):
+        training.refused(writes, "written to")
+    else:
+        writes(training)
+    return training
+
+
+def _clipping_by_param_groups_is_that_of_all_ranks_or_refused(make):
+    """As Lightning and others clip."""
+    training = make()
+    groups = training.optimizer.param_groups
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    clip = partial(nn.utils.clip_grad_norm_, parameters, 1e-3)
+    is_part = hasattr(training.optimizer, "clip_grad_norm_")
+
+    def clips(training):
+        training.backward(0)
+        clip()
+        training.step()
+
+    if _reduces(training):
+        training.refused(clips, "clip_grad_norm_")
+    else:
+        clips(training)
+    if is_part:
+        training.optimizer.synchronize()
+    training.zero_grad()
+    training.backward(1)
+    training.synchronize()
+    if is_part:
+        for norm in (clip, lambda: parameters[0].grad.data.norm(2)):
+            with pytest.raises(ValueError, match=r"optimizer.clip_grad_norm_: a rank has a part"):
+                norm()
+    elif _reduces(training):
+        assert hvd.allgather(clip().reshape(1)).unique().numel() == 1
+    training.step()
+    return training
+
+
+def _attributes_are_read_by_one_rank_alone(make):
+    training = make()
+    if hvd.rank() == 0:
+        training.backward(0)
+        assert dict(inspect.getmembers(training.optimizer))["op"] == training.optimizer.op
+    hvd.barrier()
+    if hvd.rank() > 0:
+        training.backward(0)
+    training.step()
+    return training
+
+
+def _passes_of_an_unfinished_window_are_forgotten(make):
+    found = []
+    for unfinished in (False, True):
+        training = make()
+        training.optimizer.set_backward_passes_per_step(2)
+        if unfinished:
+            training.backward(9)
+            training.zero_grad()
+        for batch in range(2):
+            training.backward(batch)
+        training.step()
+        found.append(flat(training.model))
+    if training.kfac is None:  # a factor has that pass
+        torch.testing.assert_close(*found)
+    return training
+
+
+def _two_of_equal_names_learn_what_each_learns_alone(named, make):
+    seeds = 1, 2
+    pair = [make(named, seed) for seed in seeds]
+    name = "0.weight" if named else "allreduce.noname.0.0"
+    for batch in range(2):
+        for training in pair:
+            training.zero_grad()
+        sum(_loss(training.model, hvd.rank(), batch) for training in pair).backward()
+        handle = hvd.allreduce_async(torch.ones(1), op=hvd.Sum, name=name)
+        for training in pair:
+            training.step()
+        assert hvd.synchronize(handle) == hvd.size()
+    for seed, training in zip(seeds, pair, strict=True):
+        alone = train(make(named, seed), range(2))
+        torch.testing.assert_close(flat(training.model), flat(alone.model))
+    return pair[0]
+
+
+def _two_in_another_order_are_refused(jointly, make):
+    pair = [make(True, seed) for seed in (1, 2)]
+    first = pair[0 if hvd.rank() == 0 else 1]
+
+    def steps(training):
+        total = [_loss(one.model, hvd.rank(), 0) for one in (pair if jointly else [first])]
+        sum(total).backward()
+        training.step()
+
+    first.refused(steps, "of another one on another rank")
+    return pair[0]
+
+
+GUARANTEES = [
+    partial(_an_overflow_is_skipped_by_all, False),
+    partial(_an_overflow_is_skipped_by_all, True),
+    _a_step_of_gradients_that_are_not_reduced_is_refused,
+    _a_write_to_data_is_refused_once_it_has_left,
+    _clipping_by_param_groups_is_that_of_all_ranks_or_refused,
+    _attributes_are_read_by_one_rank_alone,
+    _passes_of_an_unfinished_window_are_forgotten,
+    partial(_two_of_equal_names_learn_what_each_learns_alone, True),
+    partial(_two_of_equal_names_learn_what_each_learns_alone, False),
+    partial(_two_in_another_order_are_refused, False),
+    partial(_two_in_another_order_are_refused, True),
+]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@on_ranks_over_tcp(2)
+def test_every_guarantee_with(wrapper):
+    for guarantee in GUARANTEES:
+        try:
+            check_same_everywhere(guarantee(partial(_Wrapped, WRAPPERS[wrapper])).model)
+        except BaseException as error:
+            error.add_note(f"guarantee {guarantee}")
+            raise
