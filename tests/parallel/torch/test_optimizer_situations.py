@@ -210,41 +210,27 @@ def _bad(value, model, rank, batch):
     return loss(model, rank, batch) + (model.conv.weight[0, 0, 0, 0] * value if is_bad else 0)
 
 
-def _skipped(value, then, training):
-    """Steps of a scaler, of which one is skipped on every rank; ``then`` follows each backward."""
+def _skipped(value, training, early=None, unscales=False, late=False):
+    """Steps of a scaler, of which one is skipped on every rank.
+
+    Gradients are clipped ``early``, by a norm of that order, or ``late``, after they are unscaled.
+    """
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
     for batch in range(5):
         before = [parameter.detach().clone() for parameter in training.model.parameters()]
         training.zero_grad()
         training.backward(batch, loss=partial(_bad, value), scaler=scaler)
-        then(training, batch, scaler)
+        if early is not None:
+            norm = training.clip(0.02 * scaler.get_scale(), early)
+            assert bool(norm.isfinite()) == (batch != 2)
+        if unscales:
+            training.unscale(scaler)
+        if late:
+            training.clip(0.05)
         training.step(scaler)
         pairs = zip(before, training.model.parameters(), strict=True)
         assert all(torch.equal(*pair) for pair in pairs) == (batch == 2)
     assert scaler.get_scale() == 4.0
-
-
-def _nothing(training, batch, scaler):
-    """As in a script for DistributedDataParallel."""
-
-
-def _unscale(training, batch, scaler):
-    training.unscale(scaler)
-
-
-def _unscale_and_clip(training, batch, scaler):
-    training.unscale(scaler)
-    training.clip(0.05)
-
-
-def _clip_only(order, training, batch, scaler):
-    norm = training.clip(0.02 * scaler.get_scale(), order)
-    assert bool(norm.isfinite()) == (batch != 2)
-
-
-def _clip_and_unscale(order, training, batch, scaler):
-    _clip_only(order, training, batch, scaler)
-    training.unscale(scaler)
 
 
 # --- what is told on every rank, and leaves no trace
@@ -344,16 +330,18 @@ SITUATIONS = {
     "predivided": Situation(partial(_accumulated, 1), {"gradient_predivide_factor": 2.0}),
     "cleared in place": Situation(_cleared_in_place),
     "frozen for a while, with zeros": Situation(partial(_frozen_for_a_while, False)),
-    "scaled": Situation(partial(_skipped, _INF, _nothing)),
-    "scaled by the optimizer": Situation(partial(_skipped, _NAN, _nothing), {}, _FUSED),
-    "unscaled": Situation(partial(_skipped, _INF, _unscale)),
-    "unscaled and clipped": Situation(partial(_skipped, _INF, _unscale_and_clip), clips=True),
+    "scaled": Situation(partial(_skipped, _INF)),
+    "scaled by the optimizer": Situation(partial(_skipped, _NAN), {}, _FUSED),
+    "unscaled": Situation(partial(_skipped, _INF, unscales=True)),
+    "unscaled and clipped": Situation(
+        partial(_skipped, _INF, unscales=True, late=True), clips=True
+    ),
     **{
-        f"clipped by norm {order:g} of {value:g} and {then.__name__[10:]}": Situation(
-            partial(_skipped, value, partial(then, order)), clips=True
+        f"clipped by norm {order:g} of {value:g}{' and unscaled' * unscales}": Situation(
+            partial(_skipped, value, early=order, unscales=unscales), clips=True
         )
         for value, order in [(_INF, 2.0), (_NAN, 2.0), (_INF, _INF)]
-        for then in (_clip_and_unscale, _clip_only)
+        for unscales in (True, False)
     },
     "written to": Situation(partial(_written, 1, False, _WRITES)),
     "written to between passes": Situation(partial(_written, 2, False, _WRITES[::-1]), _TWO),
