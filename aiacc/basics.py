@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from aiacc import _core, script_end, siblings, startup
+from aiacc import _core, arguments, script_end, siblings, startup
 from aiacc.autotune import tuner
 from aiacc.bootstrap import Provider, seat
 from aiacc.bootstrap.providers import pmi
@@ -52,18 +52,15 @@ def init(
             it always is: they can be added at any time.
 
     Raises:
+        TypeError: ``process_sets`` of something else.
         ValueError: A communicator or list of some ranks only, process sets that are equal or not
             valid, or a variable of the environment that does not parse.
         BootstrapError: The ranks could not find each other, or do not fit together.
         CollectiveError: The ranks could not connect. Nothing is left open.
     """
-    if isinstance(process_sets, str):
-        if process_sets.lower() != "dynamic":
-            raise ValueError(
-                f'process_sets={process_sets!r} (expected "dynamic" or a list of ProcessSet)'
-            )
-        process_sets = ()
-    _begin(None, comm, process_sets or ())
+    arguments.check({"process_sets": process_sets})
+    sets = () if process_sets is None or isinstance(process_sets, str) else process_sets
+    _begin(None, comm, sets)
 
 
 def init_through(provider: Provider) -> None:
@@ -202,9 +199,11 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         mark_cycles: Mark the rounds of negotiation too.
 
     Raises:
+        TypeError: ``file_path`` is no path, or ``mark_cycles`` no bool.
         ValueError: Before `init`, or the file cannot be written.
     """
     _check_initialized()
+    arguments.check(locals())
     _core.start_timeline(os.fspath(file_path), mark_cycles)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from aiacc import _core, mpi_library
+from aiacc import _core, arguments, mpi_library
 
 
 def mpi_enabled() -> bool:
@@ -77,6 +77,7 @@ def rocm_built() -> bool:
 
 def num_rank_is_power_2(num_rank: int) -> bool:
     """Whether Adasum is possible among so many ranks: a power of two."""
+    arguments.check(locals(), num_rank=arguments.Rule("a whole number", arguments.is_whole))
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 

@@ -7,11 +7,10 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from aiacc import _core
+from aiacc import _core, arguments
 from aiacc.exceptions import CollectiveError
 
 
@@ -35,14 +34,13 @@ class ProcessSet:
                 f"ProcessSet({ranks_or_comm!r}): an MPI communicator (expected global ranks); pass "
                 "the ranks of its members"
             )
-        try:
-            ranks = sorted(operator.index(rank) for rank in ranks_or_comm)
-        except TypeError:
+        ranks = list(ranks_or_comm)
+        if not all(map(arguments.is_whole, ranks)):
             raise ValueError(
                 f"ProcessSet({ranks_or_comm!r:.100}) (expected whole numbers, the global ranks)"
-            ) from None
+            )
         self.process_set_id: int | None = None
-        self.ranks: list[int] | None = ranks
+        self.ranks: list[int] | None = sorted(map(int, ranks))
         self.mpi_comm: object | None = None
 
     def size(self) -> int | None:
@@ -172,8 +170,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         False for `global_process_set` and for a set that is not registered, which stay as they are.
 
     Raises:
+        TypeError: It is no process set.
         CollectiveError: The ranks removed different sets (`MismatchError`), or a rank was lost.
     """
+    arguments.check({"process_set": process_set})
     if process_set.process_set_id in (None, 0) or not _core.is_initialized():
         return False
     removed = _core.remove_process_set(set_id(process_set))
@@ -198,14 +198,19 @@ def set_id(process_set: ProcessSet) -> int:
     """Number of ``process_set`` in the core.
 
     Raises:
+        TypeError: It is no process set.
         ValueError: It is not registered.
     """
-    if process_set.process_set_id is None:
+    try:
+        number = process_set.process_set_id
+    except AttributeError as error:
+        raise arguments.explained(error, locals()) from None
+    if number is None:
         raise ValueError(
             f"{process_set} is not registered (expected a set that add_process_set or init has "
             "registered since the last shutdown)"
         )
-    return process_set.process_set_id
+    return number
 
 
 class RankAndSize(NamedTuple):

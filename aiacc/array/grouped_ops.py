@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
+from aiacc import arguments
 from aiacc.array.adapter import (
     Array,
     View,
@@ -232,11 +231,7 @@ def _group_of(
 ) -> list[View]:
     """Views of the arrays, once it is certain that the core takes them."""
     what = label_of(kind, name)
-    if isinstance(tensors, np.ndarray):
-        raise TypeError(
-            f"[array] {what}: one array of shape {tensors.shape} (expected a list of arrays); "
-            "wrap it in a list"
-        )
+    arguments.check({"tensors": tensors})
     see = writable_view_of if writable else view_of
     views = [see(array, f"array {index} of {what}") for index, array in enumerate(tensors)]
     if not views:

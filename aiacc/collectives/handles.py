@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from aiacc import _core
+from aiacc import _core, arguments
 from aiacc.exceptions import CollectiveError
 
 #: What is known of an operation until it is synchronised: how its front-end waits for a handle;
@@ -36,9 +36,13 @@ def poll(handle: int) -> bool:
     Of memory on a CUDA device that means that the work is queued, not that the GPU has done it.
 
     Raises:
+        TypeError: It is no handle.
         ValueError: The handle was synchronised before, or never existed.
     """
-    return _core.poll(handle)
+    try:
+        return _core.poll(handle)
+    except TypeError as error:
+        raise arguments.explained(error, locals()) from None
 
 
 def synchronize(handle: int) -> Any:
@@ -53,10 +57,15 @@ def synchronize(handle: int) -> Any:
         None for a handle that was synchronised before or never existed, as in Horovod.
 
     Raises:
+        TypeError: It is no handle.
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
-    entry = pending.get(handle)
+    try:
+        entry = pending.get(handle)
+    except TypeError:  # it has no hash
+        entry = None
     if entry is None:
+        arguments.check({"handle": handle})
         return None
     wait, memory, result, take = entry
     try:

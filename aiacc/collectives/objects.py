@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiacc import _core
+from aiacc import _core, arguments
 from aiacc.collectives import submission
 from aiacc.collectives.dtypes import DTYPE_CODES
 from aiacc.collectives.handles import pending, synchronize
@@ -43,8 +43,11 @@ def broadcast_object(
         ``obj`` itself on the root, a copy of it elsewhere.
 
     Raises:
+        TypeError: An argument of a wrong type.
+        ValueError: A wrong argument.
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
+    arguments.check(locals())
     is_root = _core.rank() == root_rank
     data = _pickled(obj) if is_root else np.empty(0, np.uint8)
     size = np.array([data.size], np.int64)
@@ -69,6 +72,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
         Copies of the objects in rank order.
 
     Raises:
+        TypeError: ``name`` is no string.
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
     return gather_objects(obj, name, global_process_set)
@@ -92,6 +96,7 @@ def gather_objects(
     Returns:
         Copies of the objects in rank order; none on ranks that do not get them.
     """
+    arguments.check({"name": name, "process_set": process_set})
     data = _pickled(obj)
     sizes = _allgather(np.array([data.size], np.int64), name and name + ".sz", process_set)
     if to is None:

@@ -6,6 +6,7 @@ import math
 import warnings
 from typing import SupportsFloat
 
+from aiacc import arguments
 from aiacc.exceptions import CollectiveError
 
 #: Sum over the ranks, divided by their number; integers are truncated toward zero. Their sum wraps
@@ -21,6 +22,9 @@ Min = 3
 Max = 4
 Product = 5
 
+#: What an operation that takes some of them refuses with an error of its own.
+ANY_OP = arguments.RULES["op"]._replace(fits=lambda op: True)
+
 _NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 
 
@@ -28,9 +32,11 @@ def resolve_op(average: bool | None, op: int | None) -> int:
     """The reduction that the arguments ``average`` (deprecated) and ``op`` mean together.
 
     Raises:
+        TypeError: ``average`` is no bool, or ``op`` no number.
         ValueError: Both are given, or ``op`` is none that this version offers.
     """
     if average is not None:
+        arguments.check({"average": average})
         if op is not None:
             raise ValueError(
                 f"average={average!r} and op={op!r} (expected at most one); "
@@ -51,10 +57,11 @@ def check_op(op: int) -> int:
     """``op`` itself.
 
     Raises:
+        TypeError: It is no number.
         ValueError: It is none that this version offers.
     """
-    if op not in range(len(_NAMES)):
-        raise ValueError(f"op={op!r} (expected Average, Sum, Adasum, Min, Max or Product)")
+    if type(op) is not int or not 0 <= op < len(_NAMES):
+        arguments.check({"op": op})
     return op
 
 
@@ -62,8 +69,10 @@ def check_scatter_op(op: int) -> int:
     """``op`` itself, for a reducescatter.
 
     Raises:
+        TypeError: It is no number.
         CollectiveError: It is neither Average nor Sum. (Horovod raises the same class.)
     """
+    arguments.check({"op": op}, op=ANY_OP)
     if op not in (Average, Sum):
         shown = name_of_op(op) if 0 <= op < len(_NAMES) else repr(op)
         raise CollectiveError(f"reducescatter with op={shown} (expected Average or Sum)")

@@ -23,6 +23,7 @@ def checked_splits(
         what: What they are for, such as ``"alltoall of 'x'"``.
 
     Raises:
+        TypeError: They are no list.
         ValueError: They do not fit.
     """
     if splits is None:
@@ -32,7 +33,12 @@ def checked_splits(
                 "give splits, a list of the rows for each rank"
             )
         return (rows // size,) * size
-    given = tuple(splits)
+    try:
+        given = tuple(splits)
+    except TypeError:
+        raise TypeError(
+            f"{what}: splits={splits!r:.100} (expected a list of the rows for each rank)"
+        ) from None
     numbers = tuple(_whole(count) for count in given)
     if len(given) != size:
         raise ValueError(

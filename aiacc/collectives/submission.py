@@ -14,15 +14,16 @@ Every front-end makes its submissions here. Arguments that all functions share:
 * ``verb``: begins the op name; unnamed calls are counted by it. None: the name of the function,
   after "grouped\_" for a group.
 
-They never block. All raise ValueError for arguments that the core does not know, and for a process
-set that is not registered. What depends on the job is checked when a submission starts.
+They never block. All raise TypeError and ValueError for arguments that the core does not know, and
+for a process set that is not registered. What depends on the job is checked when a submission
+starts.
 """
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
-from aiacc import _core
+from aiacc import _core, arguments
 from aiacc._core import Submission as Submission
 from aiacc.collectives.reduce_ops import Sum
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
@@ -115,6 +116,7 @@ def broadcast(
     verb: str | None = None,
 ) -> Submission:
     """A broadcast from ``root_rank``, a global rank; the input of `start` is read there only."""
+    arguments.check({"root_rank": root_rank})
     return _prepare("broadcast", verb, name, shape, dtype, device, process_set, root=root_rank)
 
 
@@ -174,18 +176,24 @@ def _prepare(
 ) -> Submission:
     if verb is None:
         verb = "grouped_" + kind if isinstance(dtype, tuple) else kind
-    return _core.prepare(
-        _KINDS[kind],
-        verb,
-        name,
-        shape,
-        dtype,
-        set_id(process_set),
-        device,
-        op,
-        prescale_factor,
-        postscale_factor,
-        wire,
-        root,
-        splits,
-    )
+    if name is not None and type(name) is not str:  # the core takes 0 for no name
+        arguments.check({"name": name})
+    number = set_id(process_set)
+    try:
+        return _core.prepare(
+            _KINDS[kind],
+            verb,
+            name,
+            shape,
+            dtype,
+            number,
+            device,
+            op,
+            prescale_factor,
+            postscale_factor,
+            wire,
+            root,
+            splits,
+        )
+    except (TypeError, OverflowError) as error:
+        raise arguments.explained(error, locals()) from None

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any, Protocol, TypeVar
 
+from aiacc import arguments
+
 
 class Setting(Protocol):
     """A frozen dataclass with a name; its other fields are numbers, words, true or false."""
@@ -42,6 +44,7 @@ def parse(text: str, known: Mapping[str, T], what: str) -> T:
     Raises:
         ValueError: Another name, another option, or a value that the option does not take.
     """
+    arguments.check({"text": text})
     name, colon, options = text.strip().partition(":")
     if name not in known:
         raise ValueError(

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from aiacc import arguments
 from aiacc.data import orders, origin
 from aiacc.data.ahead import AheadOf, Fetcher, how_far
 from aiacc.data.fingerprint import fingerprint_of, named
@@ -77,7 +78,8 @@ class CachedDataset:
         retry_on: Classes of errors. By default OSError, but for missing files and rights.
 
     Raises:
-        ValueError: An argument that is none of these, or a dataset that cannot be described.
+        TypeError: An argument of a wrong type.
+        ValueError: Another that is none of these, or a dataset that cannot be described.
     """
 
     def __init__(
@@ -96,12 +98,11 @@ class CachedDataset:
         retries: int = 3,
         retry_on: tuple[type[Exception], ...] = origin.TRANSIENT,
     ) -> None:
-        if transform is not None and not callable(transform):
-            raise ValueError(f"transform={transform!r} (expected a function of a sample, or None)")
-        if requests < 1:
-            raise ValueError(f"requests={requests} (expected at least 1)")
-        if shard not in SHARDS:
-            raise ValueError(f"shard={shard!r} (expected one of {', '.join(SHARDS)})")
+        arguments.check(
+            locals(),
+            shard=arguments.one_of(*SHARDS),
+            fingerprint=arguments.or_none(arguments.TEXT),
+        )
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise ValueError(
                 f"a {type(dataset).__name__} (expected a map-style dataset, with __len__ and "
@@ -147,6 +148,7 @@ class CachedDataset:
         Blocks: while it is fetched, by this process or by another one of the node.
 
         Raises:
+            TypeError: ``index`` is no whole number.
             IndexError: There is no such sample.
             RecordError: The dataset returned what no record can hold.
             Exception: What the dataset raised.
@@ -210,13 +212,13 @@ class CachedDataset:
                 they go on without. All must read equally many samples of each epoch.
 
         Raises:
-            ValueError: An argument that is none of these, or nodes of different sizes without
+            TypeError: An argument of a wrong type.
+            ValueError: Another that is none of these, or nodes of different sizes without
                 ``topology``; shard "neighbour" in a job of another size, or without memory; sample
                 0 is another one here than for other processes with an equal fingerprint.
             Exception: What the dataset raised.
         """
-        if ahead < 0:
-            raise ValueError(f"ahead={ahead} (expected 0, nothing ahead, or more samples)")
+        arguments.check(locals())
         epoch = first_epoch(len(self), self._shard, shuffle, seed, drop_last, reshard_every)
         place = place_of(topology)
 
@@ -265,8 +267,10 @@ class CachedDataset:
             start_method: How the process is started; None: as multiprocessing does.
 
         Raises:
-            ValueError: The cache has neither memory nor disk.
+            TypeError: An argument of a wrong type.
+            ValueError: Another wrong argument; the cache has neither memory nor disk.
         """
+        arguments.check(locals())
         if not self._keeps:
             raise ValueError("fetching ahead without memory= and disk= (expected one of them)")
 
@@ -302,9 +306,11 @@ class CachedDataset:
             What was counted meanwhile, by all processes of the node.
 
         Raises:
+            TypeError: An argument of a wrong type.
             IndexError: There is no such sample; nothing was fetched.
             Exception: What the dataset raised.
         """
+        arguments.check(locals())
         before = self.statistics()
         if indices is None:
             place = place_of(topology)
@@ -319,6 +325,7 @@ class CachedDataset:
 
     def log_epoch(self, number: int) -> Statistics:
         """Log one line about what the node has read since the last one, and return it."""
+        arguments.check({"number": number}, number=arguments.whole(0))
         now = self.statistics()
         found, self._reported = now.since(self._reported), now
         if found.samples:
@@ -336,8 +343,9 @@ class CachedDataset:
             ValueError: It is not.
         """
         if state != self.state_dict():
+            found = state.get("fingerprint") if isinstance(state, dict) else state
             raise ValueError(
-                f"a state of dataset {state.get('fingerprint')!r} (expected {self.fingerprint!r}); "
+                f"a state of dataset {found!r:.100} (expected {self.fingerprint!r}); "
                 "load it with an equal dataset, or give both the same fingerprint="
             )
 
@@ -350,6 +358,8 @@ class CachedDataset:
         self._store.close()
 
     def _index(self, index: int) -> int:
+        if not arguments.is_whole(index):
+            raise TypeError(f"index={index!r:.100} (expected the number of a sample)")
         number = operator.index(index)
         length = len(self.dataset)
         if not -length <= number < length:

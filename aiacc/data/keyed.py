@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from aiacc import arguments
 from aiacc.data import record
 from aiacc.data.fingerprint import fingerprint_of, key_of, named
 from aiacc.data.layout import Eviction
@@ -40,7 +41,7 @@ class CachedKeys:
         retry_on: As for `CachedDataset`.
 
     Raises:
-        TypeError: ``read`` is no function.
+        TypeError: ``read`` is no function, or another argument of a wrong type.
         ValueError: Another argument that is none of these.
     """
 
@@ -58,6 +59,7 @@ class CachedKeys:
     ) -> None:
         if not callable(read):
             raise TypeError(f"read is a {type(read).__name__} (expected a function of a key)")
+        arguments.check(locals())
         if not fingerprint or not isinstance(fingerprint, str):
             raise ValueError(
                 f"fingerprint={fingerprint!r} (expected a name of the source); records of equal "
@@ -100,6 +102,12 @@ class CachedKeys:
         self._store.close()
 
 
+_SOURCE = arguments.Rule(
+    "an iterable, or a function that returns one",
+    lambda source: isinstance(source, Iterable) or callable(source),
+)
+
+
 class CachedIterable:
     """Wraps an iterable whose passes give the same samples in the same order.
 
@@ -122,7 +130,8 @@ class CachedIterable:
             needs one, because nothing can be found out about it.
 
     Raises:
-        ValueError: An argument that is none of these.
+        TypeError: An argument of a wrong type.
+        ValueError: Another that is none of these.
     """
 
     def __init__(
@@ -135,6 +144,7 @@ class CachedIterable:
         version: str = "",
         fingerprint: str | None = None,
     ) -> None:
+        arguments.check(locals(), source=_SOURCE, fingerprint=arguments.or_none(arguments.TEXT))
         if fingerprint is None and hasattr(source, "as_numpy_iterator"):
             raise ValueError(
                 "fingerprint=None for a tf.data.Dataset (expected a name for it); records of equal "

@@ -16,6 +16,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from aiacc import arguments
+
 Shard = Literal["replicas", "node", "neighbour"]
 SHARDS = ("replicas", "node", "neighbour")
 Indices: TypeAlias = NDArray[np.int64]
@@ -34,11 +36,14 @@ class Topology:
     local_rank: int = 0
 
     def __post_init__(self) -> None:
-        fits = 0 <= self.node < len(self.local_sizes) and min(self.local_sizes) > 0
-        if not fits or not 0 <= self.local_rank < self.local_sizes[self.node]:
+        sizes, node, local = self.local_sizes, self.node, self.local_rank
+        fits = isinstance(sizes, list | tuple) and all(
+            map(arguments.is_whole, (*sizes, node, local))
+        )
+        if not (fits and 0 <= node < len(sizes) and min(sizes) > 0 and 0 <= local < sizes[node]):
             raise ValueError(
-                f"local rank {self.local_rank} of node {self.node} (expected one of the nodes with "
-                f"{list(self.local_sizes)} ranks)"
+                f"local_sizes={sizes!r:.100}, node={node!r:.100}, local_rank={local!r:.100} "
+                "(expected one of the nodes, and one of the ranks that it has)"
             )
 
     @property

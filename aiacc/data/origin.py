@@ -36,8 +36,6 @@ class Retries:
     errors: tuple[type[Exception], ...] = TRANSIENT
 
     def __post_init__(self) -> None:
-        if self.count < 0:
-            raise ValueError(f"retries={self.count} (expected at least 0)")
         classes = self.errors if isinstance(self.errors, tuple) else (self.errors,)
         if not all(isinstance(one, type) and issubclass(one, Exception) for one in classes):
             raise ValueError(f"retry_on={self.errors!r} (expected a tuple of classes of errors)")

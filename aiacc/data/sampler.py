@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from aiacc import basics
+from aiacc import arguments, basics
 from aiacc.data import orders
 from aiacc.data.orders import Epoch, Indices, Part, Shard, Topology
 
@@ -103,7 +103,12 @@ class ShardSampler:
         """Begin an epoch. A state that was loaded is kept if it is of this epoch.
 
         Logs a line about the one before to "aiacc.data".
+
+        Raises:
+            TypeError: ``epoch`` is no whole number.
+            ValueError: It is negative.
         """
+        arguments.check({"epoch": epoch})
         if epoch == self._epoch.number:
             return
         self._at_epoch(self._epoch.number)
@@ -188,11 +193,5 @@ def _samples(consumed: int) -> int:
 def first_epoch(
     length: int, shard: Shard, shuffle: bool, seed: int, drop_last: bool, reshard_every: int
 ) -> Epoch:
-    """Epoch 0.
-
-    Raises:
-        ValueError: ``reshard_every`` is negative.
-    """
-    if reshard_every < 0:
-        raise ValueError(f"reshard_every={reshard_every} (expected 0, never, or more epochs)")
+    """Epoch 0."""
     return Epoch(length, seed, 0, shard, shuffle, drop_last, reshard_every)

@@ -30,6 +30,8 @@ def parse_bytes(size: int | str, what: str) -> int:
         ValueError: It is none.
     """
     found = _SIZE.fullmatch(str(size))
+    if isinstance(size, float) and not size.is_integer():
+        found = None
     units = {**_UNITS, **_BINARY}
     if found is None or found[2].lower() not in units or isinstance(size, bool):
         raise ValueError(f'{what}={size!r} (expected bytes, such as 1000000, "8GB" or "8GiB")')
@@ -44,7 +46,7 @@ def folder_and_bytes(
     Raises:
         ValueError: It is neither a size, where there is a default folder, nor a folder and a size.
     """
-    if isinstance(tier, tuple) and len(tier) == 2:
+    if isinstance(tier, tuple) and len(tier) == 2 and isinstance(tier[0], str | os.PathLike):
         return Path(tier[0]).expanduser(), parse_bytes(tier[1], what)
     if default is None:
         raise ValueError(f'{what}={tier!r} (expected a folder and a size: ("/scratch", "200GB"))')

@@ -13,6 +13,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from aiacc import arguments
+
 
 @keras.saving.register_keras_serializable(package="aiacc")
 class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has no types
@@ -54,22 +56,18 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has no ty
             **kwargs: As of every optimizer of Keras.
 
         Raises:
+            TypeError: An option of a wrong type.
             ValueError: A number that makes no sense.
         """
+        rate = learning_rate if isinstance(learning_rate, float) else 0.0
+        arguments.check(
+            {**locals(), "learning_rate": rate},
+            learning_rate=arguments.number(0),
+            weight_decay=arguments.or_none(arguments.number(0)),
+            exclude=arguments.PATTERNS,
+        )
         super().__init__(learning_rate, name=name, **kwargs)
         decay = weight_decay or 0.0
-        rate = learning_rate if isinstance(learning_rate, float) else 0.0
-        for option, value in (
-            ("learning_rate", rate),
-            ("momentum", momentum),
-            ("weight_decay", decay),
-            ("trust_coefficient", trust_coefficient),
-            ("epsilon", epsilon),
-        ):
-            if not value >= 0:
-                raise ValueError(f"{option}={value} (expected >= 0)")
-        if trust_clamp is not None and not 0 <= trust_clamp[0] <= trust_clamp[1]:
-            raise ValueError(f"trust_clamp={trust_clamp} (expected 0 <= least <= largest)")
         if nesterov and not momentum:
             raise ValueError("nesterov=True with momentum=0 (expected a momentum)")
         self.momentum = momentum

@@ -59,6 +59,7 @@ class AdamSGD(torch.optim.Optimizer):
             maximize: Ascend.
 
         Raises:
+            TypeError: An option of a wrong type.
             ValueError: A number that makes no sense.
         """
         defaults = {
@@ -71,8 +72,6 @@ class AdamSGD(torch.optim.Optimizer):
             "maximize": maximize,
         }
         check_options(defaults)
-        if not (sgd_lr >= 0 and 0 <= share <= 1):
-            raise ValueError(f"sgd_lr={sgd_lr}, share={share} (expected >= 0, and 0 to 1)")
         super().__init__(params, defaults)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -64,10 +64,9 @@ class LAMB(TrustRatioOptimizer):
             differentiable: Let autograd go through `step`.
 
         Raises:
+            TypeError: An option of a wrong type.
             ValueError: A number that makes no sense.
         """
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm={max_grad_norm} (expected None or > 0)")
         super().__init__(
             params,
             {

@@ -82,6 +82,7 @@ class LARS(TrustRatioOptimizer):
             differentiable: Let autograd go through `step`.
 
         Raises:
+            TypeError: An option of a wrong type.
             ValueError: A number that makes no sense.
         """
         super().__init__(

@@ -8,6 +8,10 @@ from collections.abc import Callable
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from aiacc import arguments
+
+_NUMBERS = dict.fromkeys(("total", "warm_up", "first", "last", "begin", "end"), arguments.NUMBER)
+
 
 def linear_factor(step: int, warm_up: int, total: int, first: float, last: float) -> float:
     """Of the learning rate: from ``first`` up to 1 in the warm-up, then down to ``last``.
@@ -40,8 +44,10 @@ def linear_decay(
         last: Factor of the rates at the end.
 
     Raises:
+        TypeError: An argument of a wrong type.
         ValueError: Unless 0 <= warm_up < total, and factors are not negative.
     """
+    arguments.check(locals(), optimizer=arguments.OPTIMIZER, **_NUMBERS)
     if not 0 <= warm_up < total:
         raise ValueError(f"warm_up={warm_up}, total={total} (expected 0 <= warm_up < total)")
     if not (first >= 0 and last >= 0):
@@ -53,8 +59,10 @@ def interpolation(begin: int, end: int) -> Callable[[int], float]:
     """The share of SGD in `AdamSGD`: 0 until step ``begin``, 1 from ``end`` on, linear between.
 
     Raises:
+        TypeError: One is no number.
         ValueError: Unless 0 <= begin <= end.
     """
+    arguments.check(locals(), **_NUMBERS)
     if not 0 <= begin <= end:
         raise ValueError(f"begin={begin}, end={end} (expected 0 <= begin <= end)")
     return functools.partial(_interpolated, begin, end)  # which a pickle takes

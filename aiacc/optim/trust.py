@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch.optim.optimizer import Optimizer
 
+from aiacc import arguments
+
 #: Says of a parameter, by its name ("" if it has none) and itself, whether it is excluded.
 Exclusion: TypeAlias = Callable[[str, torch.Tensor], bool]
 #: Least and largest ratio.
@@ -35,7 +37,7 @@ class TrustRatioOptimizer(Optimizer):
     ) -> None:
         """As of `torch.optim.Optimizer`, and what to exclude; see `LARS`."""
         self._exclude = exclude
-        check_options(defaults)
+        check_options({**defaults, "exclude": exclude})
         super().__init__(params, {**defaults, "adapt": True})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -125,20 +127,8 @@ def _excluded(
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Raise ValueError for numbers that make no sense."""
-    for name in ("lr", "momentum", "dampening", "weight_decay", "eps", "trust_coefficient"):
-        value = options.get(name, 0.0)
-        if isinstance(value, torch.Tensor) and value.numel() != 1:
-            raise ValueError(f"{name} of {value.numel()} elements (expected one)")
-        if not value >= 0:
-            raise ValueError(f"{name}={value} (expected >= 0)")
-    betas = options.get("betas", (0, 0))
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"betas={betas} (expected two, 0 <= beta < 1)")
-    clamp = options.get("trust_clamp")
-    is_pair = isinstance(clamp, tuple | list) and len(clamp) == 2
-    if clamp is not None and not (is_pair and 0 <= clamp[0] <= clamp[1]):
-        raise ValueError(f"trust_clamp={clamp} (expected (least, largest), 0 <= least <= largest)")
+    """Raise TypeError or ValueError for options that make no sense."""
+    arguments.check(options)
     if options.get("nesterov") and (not options["momentum"] or options["dampening"]):
         raise ValueError(
             f"nesterov=True with momentum={options['momentum']}, dampening={options['dampening']} "

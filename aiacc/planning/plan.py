@@ -10,11 +10,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aiacc import arguments
 from aiacc.planning.trace import Tensor, Trace, parse_json
 
 ALL_REDUCE = "all_reduce"
 DECOUPLED = "decoupled"
 SCHEDULES = (ALL_REDUCE, DECOUPLED)
+_FIELDS = {
+    "planner": arguments.TEXT,
+    "buckets": arguments.several(
+        arguments.several(lambda name: isinstance(name, str), "").is_kind,
+        "lists of names of tensors",
+    ),
+    "schedule": arguments.TEXT,
+    "lanes": arguments.Rule("a whole number", arguments.is_whole),
+    "predicted_s": arguments.NUMBER,
+    "bound_s": arguments.NUMBER,
+}
 _WRITTEN = "as `aiacc-plan plan` writes it"
 
 
@@ -39,6 +51,7 @@ class Plan:
     bound_s: float = float("nan")
 
     def __post_init__(self) -> None:
+        arguments.check(vars(self), **_FIELDS)
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule {self.schedule!r} (expected one of {', '.join(SCHEDULES)})")
         if not self.buckets or not all(self.buckets):

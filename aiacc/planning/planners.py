@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+from aiacc import arguments
 from aiacc.planning import baselines, lanes, mgwfbp, optimal
 from aiacc.planning.cost import CostModel
 from aiacc.planning.decoupled import RESOLUTION, decoupled
@@ -57,6 +58,7 @@ def plan(
     name: str, trace: Trace, cost: CostModel, constraints: Constraints = UNCONSTRAINED
 ) -> Plan:
     """What the planner of that name makes of a trace. Raises ValueError for another name."""
+    arguments.check({"name": name}, name=arguments.TEXT)
     planner = _planner(name)
     if planner is None:
         raise ValueError(

@@ -10,6 +10,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from aiacc import arguments
+
 #: Of the JSON form; one that differs is refused.
 VERSION = 1
 #: No whole number in a trace is as large.
@@ -145,6 +147,7 @@ class Trace:
 
 def parse_json(text: str) -> Any:
     """What a file of this package holds. Raises ValueError, which says where it is no JSON."""
+    arguments.check({"text": text})
 
     def whole(digits: str) -> int:
         if len(digits) <= _MOST_DIGITS:

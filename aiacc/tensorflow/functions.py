@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from aiacc import arguments
 from aiacc.collectives import objects
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import node
@@ -37,6 +38,7 @@ def broadcast_variables(
         ValueError: Bad argument.
         tf.errors.OpError: The operation failed.
     """
+    arguments.check(locals())
     del inplace
     assigned = broadcast_(variables, root_rank, process_set=process_set)
     return tf.group(*assigned) if node.in_session_graph() else assigned
@@ -57,6 +59,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     Raises:
         RuntimeError: Outside of such a graph, where no list of all variables exists.
     """
+    arguments.check(locals())
     if not node.in_session_graph():
         raise RuntimeError(
             "broadcast_global_variables with eager execution or in a tf.function (expected a graph "
@@ -102,6 +105,7 @@ def broadcast_object_fn(
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
     """`broadcast_object` as a function of the object alone."""
+    arguments.check(locals())
 
     def send(obj: Any) -> Any:
         return broadcast_object(obj, root_rank, session, name, process_set)

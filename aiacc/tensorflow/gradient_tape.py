@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from aiacc import arguments
 from aiacc.collectives.reduce_ops import Average
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import node
@@ -63,8 +64,10 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         Tape of a class derived from `tf.GradientTape`.
 
     Raises:
-        ValueError: A bad argument.
+        TypeError: An argument of a wrong type.
+        ValueError: Another bad argument.
     """
+    arguments.check(locals(), gradtape=arguments.of(tf.GradientTape, "a tf.GradientTape"))
     del device_dense, device_sparse
     return _DistributedTape(
         gradtape,
@@ -115,9 +118,9 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     Raises:
         ValueError: A bad argument; a layer without its variables.
     """
-    arguments = locals()
-    local = variables_of(arguments.pop("local_layers"))
-    tape: Any = DistributedGradientTape(**arguments)
+    given = locals()
+    local = variables_of(given.pop("local_layers"))
+    tape: Any = DistributedGradientTape(**given)
     for variable in local:
         tape.register_local_source(variable)
     return tape

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from aiacc import arguments
 from aiacc.basics import codecs_code
 from aiacc.collectives.reduce_ops import Adasum, Average, Sum, gradient_factors, name_of_op
 from aiacc.compression.policy import Policy
@@ -44,7 +45,8 @@ class GradientReduction:
     _looked: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what does not fit together."""
+        """Raise TypeError or ValueError for what is wrong or does not fit together."""
+        arguments.check(vars(self))
         gradient_factors(self.op, self.gradient_predivide_factor)
         compression = compressor_of(self.compression)
         if gradient_policy(compression) is not None and self.op not in (Average, Sum):
@@ -52,9 +54,10 @@ class GradientReduction:
                 f"op={name_of_op(self.op)} with compression={compression} (expected Average or "
                 "Sum: codecs are for sums); use Compression.bf16"
             )
-        if isinstance(self.groups, int) and self.groups <= 0:
+        if not _are_groups(self.groups):
             raise ValueError(
-                f"groups={self.groups} (expected a positive number or a list of lists of variables)"
+                f"groups={self.groups!r:.100} (expected a positive number or a list of lists of "
+                "variables)"
             )
         if self.groups is not None and self.op == Adasum:
             raise ValueError(
@@ -204,6 +207,12 @@ class GradientReduction:
         if len(grads) == 1:
             return [allreduce(grads[0], **arguments)]
         return grouped_allreduce(grads, **arguments)
+
+
+def _are_groups(groups: object) -> bool:
+    if groups is None or isinstance(groups, bool | int):
+        return groups is None or (not isinstance(groups, bool) and groups > 0)
+    return isinstance(groups, list | tuple) and all(isinstance(g, list | tuple) for g in groups)
 
 
 def _is_coded(grad: Any, policy: Policy) -> bool:

@@ -140,6 +140,7 @@ def tensor_of(value: Any, what: str) -> Any:
     """``value`` as a dense tensor of a dtype that the core knows.
 
     Raises:
+        TypeError: It becomes no tensor.
         ValueError: Its dtype is another, or it is ragged or sparse.
     """
     if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
@@ -147,7 +148,13 @@ def tensor_of(value: Any, what: str) -> Any:
             f"[tensorflow] {what}: a {type(value).__name__} (expected a dense tensor); convert it "
             "(to_tensor, tf.sparse.to_dense), or pass its values"
         )
-    tensor = tf.convert_to_tensor(value)
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"[tensorflow] {what}: {value!r:.100} (expected a tensor, or what becomes one); use "
+            "broadcast_object or allgather_object for objects"
+        ) from error
     if tensor.dtype.name not in DTYPE_CODES:
         remedy = (
             "use broadcast_object or allgather_object" if tensor.dtype == tf.string else "cast it"

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from aiacc import arguments
 from aiacc.collectives.reduce_ops import Average
 from aiacc.planning.plan import Plan
 from aiacc.process_sets import ProcessSet, global_process_set
@@ -62,23 +63,21 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         plan: See there; None for `tf.compat.v1.train`.
 
     Raises:
-        ValueError: A bad argument.
+        TypeError: An argument of a wrong type.
+        ValueError: Another bad argument.
     """
-    arguments = locals()
+    given = locals()
+    arguments.check(given)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         if isinstance(optimizer, SessionOptimizer):
             raise ValueError(
                 f"optimizer is a DistributedOptimizer ({optimizer.get_name()}) already (expected "
                 "one of tf.compat.v1.train); wrap it once"
             )
-        if backward_passes_per_step < 1:
-            raise ValueError(
-                f"backward_passes_per_step={backward_passes_per_step} (expected 1 or more)"
-            )
         if plan is not None:
             raise ValueError(
-                "plan with an optimizer of tf.compat.v1.train (expected None); pass groups, lists "
-                "of variables"
+                f"plan={plan!r:.50} with an optimizer of tf.compat.v1.train (expected None); pass "
+                "groups, lists of variables"
             )
         reduction = GradientReduction(
             op=op,
@@ -93,5 +92,5 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         return SessionOptimizer(optimizer, name, use_locking, reduction, aggregation)
     from aiacc.tensorflow.keras import optimizer as for_keras  # imports Keras
 
-    del arguments["use_locking"]
-    return for_keras.DistributedOptimizer(**arguments)
+    del given["use_locking"]
+    return for_keras.DistributedOptimizer(**given)

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from aiacc import arguments
 from aiacc.tensorflow.functions import broadcast_global_variables
 from aiacc.tensorflow.gradients import GradientReduction
 from aiacc.tensorflow.recorder import record
@@ -87,6 +88,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         """Copy from the global rank ``root_rank``; ``device`` is not used."""
+        arguments.check({"root_rank": root_rank})
         super().__init__()
         del device
         self._root_rank = root_rank

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from aiacc import arguments
+
 Model = TypeVar("Model", bound=nn.Module)
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -41,8 +43,12 @@ def compile_blocks(
         ``model`` itself.
 
     Raises:
+        TypeError: ``model`` is no module, or ``is_block`` no function.
         ValueError: There is no block that has parameters.
     """
+    arguments.check(
+        locals(), model=arguments.MODULE, is_block=arguments.or_none(arguments.FUNCTION)
+    )
     chosen = [
         block for block in _blocks(model, is_block) if next(block.parameters(), None) is not None
     ]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from aiacc import _core
+from aiacc import _core, arguments
 from aiacc.collectives.objects import allgather_object, broadcast_object
 from aiacc.torch.adapter import device_of
 from aiacc.torch.decoupled import in_flight
@@ -37,11 +37,13 @@ def broadcast_parameters(
         root_rank: Global rank to copy from.
 
     Raises:
+        TypeError: ``root_rank`` is no whole number.
         ValueError: ``params`` is something else, a generator among others.
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
+    arguments.check({"root_rank": root_rank})
     if isinstance(params, Mapping):
-        named = sorted(params.items())
+        named = sorted(params.items(), key=lambda item: str(item[0]))
     elif isinstance(params, list | tuple):
         named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
     else:
@@ -49,6 +51,12 @@ def broadcast_parameters(
             f"params of type {type(params).__name__} (expected a state_dict() or a list of "
             "(name, tensor)); wrap a generator in list(...)"
         )
+    for entry in named:
+        if len(entry) != 2 or not isinstance(entry[0], str | None):
+            raise ValueError(
+                f"params contains {entry!r:.100} (expected (name, tensor)); pass "
+                "model.state_dict(), or list(model.named_parameters())"
+            )
     in_flight.overwrite([tensor for _, tensor in named])
     with torch.no_grad():
         _broadcast_tensors([(n, t) for n, t in named if t is not None], root_rank)
@@ -100,9 +108,13 @@ def broadcast_optimizer_state(
         model: Its sparse embeddings get no gradients.
 
     Raises:
+        TypeError: ``optimizer`` is none, or another argument of a wrong type.
         ValueError: The optimizer is LBFGS, or has other parameter groups than the root's.
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
+    arguments.check(
+        locals(), optimizer=arguments.OPTIMIZER, model=arguments.or_none(arguments.MODULE)
+    )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "broadcast_optimizer_state got an LBFGS optimizer (expected one with a state per "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 import zlib
 from collections.abc import Iterable
@@ -10,12 +11,11 @@ from typing import Any, SupportsFloat
 
 import torch
 
-from aiacc import basics
+from aiacc import arguments, basics
 from aiacc.collectives.reduce_ops import (
     Adasum,
     Average,
     Sum,
-    check_op,
     gradient_factors,
     name_of_op,
 )
@@ -153,9 +153,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         ``synchronize``, ``skip_synchronize`` and ``set_backward_passes_per_step`` besides.
 
     Raises:
-        ValueError: A bad argument, or aiacc is not initialised.
+        TypeError: An argument of a wrong type.
+        ValueError: Another bad argument, or aiacc is not initialised.
     """
-    prescale_factor, postscale_factor = gradient_factors(check_op(op), gradient_predivide_factor)
+    arguments.check(
+        locals(), optimizer=arguments.OPTIMIZER, model=arguments.or_none(arguments.MODULE)
+    )
+    prescale_factor, postscale_factor = gradient_factors(op, gradient_predivide_factor)
     set_id(process_set)  # refuses one that is not registered
     passes = check_passes(backward_passes_per_step)
     if isinstance(optimizer, DistributedOptimizerMixin | AdasumDistributed | DecoupledDistributed):
@@ -183,8 +187,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     wish = check_wish(plan) if isinstance(plan, str) else None
     if plan is not None and wish is None:
         check_kind(plan)
-    if gradient_as_bucket_view or schedule == DECOUPLED:
-        _check_bucket_bytes(bucket_bytes)
+    _check_bucket_bytes(bucket_bytes)
     if schedule == DECOUPLED:
         if isinstance(plan, str):
             raise ValueError(
@@ -269,8 +272,10 @@ def _resolve_groups(
             stacklevel=3,
         )
         groups = num_groups if groups is None else groups
-    if groups is None or (isinstance(groups, int) and groups > 0):
+    if groups is None:
         return groups
+    if arguments.is_whole(groups) and operator.index(groups) > 0:
+        return operator.index(groups)
     if isinstance(groups, list) and all(
         isinstance(group, list | tuple) and all(isinstance(entry, torch.Tensor) for entry in group)
         for group in groups

@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 
 import torch
 
-from aiacc import _core
+from aiacc import _core, arguments
 from aiacc.autotune.profile import Profile
 from aiacc.collectives.reduce_ops import Average, Sum
 from aiacc.compression.codecs import Codec
@@ -233,7 +233,8 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         """Accumulate ``passes`` backward passes locally before each reduction.
 
         Raises:
-            ValueError: ``passes`` is not positive.
+            TypeError: ``passes`` is no whole number.
+            ValueError: It is not positive.
         """
         self._reducer.set_passes(check_passes(passes))
 
@@ -314,16 +315,9 @@ def _search(
 
 
 def check_passes(passes: SupportsIndex) -> int:
-    """``passes`` itself; ValueError unless it is a whole number and positive."""
-    try:
-        passes = operator.index(passes)
-    except TypeError:
-        raise ValueError(
-            f"backward_passes_per_step={passes!r} (expected a whole number); pass an int"
-        ) from None
-    if passes <= 0:
-        raise ValueError(f"backward_passes_per_step={passes} (expected at least 1)")
-    return passes
+    """``passes`` as an int; TypeError and ValueError unless it is a whole number and positive."""
+    arguments.check({"backward_passes_per_step": passes})
+    return operator.index(passes)
 
 
 def default_names(

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from aiacc import basics
+from aiacc import arguments, basics
 from aiacc.collectives.reduce_ops import Sum
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.torch.mpi_ops import allgather, allreduce_
@@ -50,7 +50,19 @@ class SyncBatchNorm(_BatchNorm):
         *,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        """See `torch.nn.BatchNorm1d`; ``process_set``: ranks that take part."""
+        """See `torch.nn.BatchNorm1d`; ``process_set``: ranks that take part.
+
+        Raises:
+            TypeError: An argument of a wrong type.
+            ValueError: Another wrong argument.
+        """
+        arguments.check(
+            locals(),
+            num_features=arguments.whole(0),
+            momentum=arguments.or_none(arguments.NUMBER),
+            affine=arguments.FLAG,
+            track_running_stats=arguments.FLAG,
+        )
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.process_set = process_set
         self._number = next(_numbers)

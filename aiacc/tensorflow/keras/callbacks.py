@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from aiacc import arguments
 from aiacc import tensorflow as hvd
 from aiacc.tensorflow.gradients import identity
 from aiacc.tensorflow.keras.choice import keras
@@ -29,7 +30,15 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     def __init__(
         self, root_rank: int, device: str = "", local_variables: list[Any] | None = None
     ) -> None:
-        """Copy from ``root_rank`` all but ``local_variables``; ``device`` is not used."""
+        """Copy from ``root_rank`` all but ``local_variables``; ``device`` is not used.
+
+        Raises:
+            TypeError: An argument of a wrong type.
+            ValueError: A negative rank.
+        """
+        arguments.check(
+            locals(), local_variables=arguments.or_none(arguments.of(Iterable, "a list"))
+        )
         super().__init__()
         del device
         self._root_rank = root_rank
@@ -175,6 +184,22 @@ def _like(value: Any, array: Any, average: Any) -> Any:
     return kept if isinstance(value, np.ndarray) else average.tolist()
 
 
+_OF_RATES = {
+    "initial_lr": arguments.NUMBER,
+    "multiplier": arguments.Rule(
+        "a number, or a function of the epoch",
+        lambda value: callable(value) or arguments.is_number(value),
+    ),
+    "start_epoch": arguments.NUMBER,
+    "end_epoch": arguments.or_none(arguments.NUMBER),
+    "staircase": arguments.FLAG,
+    "momentum_correction": arguments.FLAG,
+    "steps_per_epoch": arguments.or_none(arguments.number(0)),
+    "warmup_epochs": arguments.number(0),
+    "verbose": arguments.Rule("0 or 1", lambda value: value in (0, 1, 2)),
+}
+
+
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Multiplies the learning rate of ``model.optimizer`` by what depends on the epoch.
 
@@ -202,7 +227,12 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             momentum_correction: Accepted because Horovod has it: Keras 3 compiles the momentum into
                 the step, where it cannot be changed for a while.
             steps_per_epoch: Batches of an epoch, where Keras does not know them.
+
+        Raises:
+            TypeError: An argument of a wrong type.
+            ValueError: Another wrong argument.
         """
+        arguments.check(locals(), **_OF_RATES)
         super().__init__()
         del momentum_correction
         self._initial_lr = initial_lr
@@ -282,7 +312,12 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             momentum_correction: See `LearningRateScheduleCallback`.
             steps_per_epoch: See `LearningRateScheduleCallback`.
             verbose: 1: print the learning rate at its end.
+
+        Raises:
+            TypeError: An argument of a wrong type.
+            ValueError: Another wrong argument.
         """
+        arguments.check(locals(), **_OF_RATES)
         self._warmup_epochs = warmup_epochs
         self._verbose = verbose
         super().__init__(

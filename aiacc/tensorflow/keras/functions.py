@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from aiacc import arguments
 from aiacc import tensorflow as hvd
 from aiacc.collectives.reduce_ops import Average
-from aiacc.tensorflow.compression import Compression, Compressor
+from aiacc.tensorflow.compression import Compression, Compressor, compressor_of
 from aiacc.tensorflow.keras.choice import keras
 from aiacc.tensorflow.keras.optimizer import DistributedOptimizer
 
@@ -97,8 +98,18 @@ def load_model(
         legacy_opts: Accepted because Horovod has it.
 
     Raises:
+        TypeError: An argument of a wrong type.
         ValueError: What `keras.models.load_model` refuses.
     """
+    arguments.check(
+        locals(),
+        custom_optimizers=arguments.or_none(
+            arguments.several(lambda one: isinstance(one, type), "a list of classes")
+        ),
+        custom_objects=arguments.or_none(arguments.of(Mapping, "a dict of classes by name")),
+        legacy_opts=arguments.FLAG,
+    )
+    compressor_of(compression)  # refuses what is none
     del legacy_opts
     objects = {cls.__name__: cls for cls in custom_optimizers or ()}
     model = keras.models.load_model(filepath, {**objects, **(custom_objects or {})})

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from aiacc import arguments
 from aiacc.collectives.reduce_ops import Average, Sum, name_of_op
 from aiacc.planning.plan import Plan
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
@@ -83,9 +84,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         ``optimizer``, now of a subclass of its class, of the same name.
 
     Raises:
-        ValueError: A bad argument. In the first step, on every rank: the ranks have different
+        TypeError: An argument of a wrong type.
+        ValueError: Another bad argument. In the first step, on every rank: the ranks have different
             plans, or one has not the plan's variables.
     """
+    arguments.check(locals())
     del device_dense, device_sparse
     distribute = _maker_for(optimizer)
     if isinstance(optimizer, Distributed):
@@ -96,10 +99,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if op not in (Average, Sum):
         raise ValueError(
             f"op={name_of_op(op)} with an optimizer of Keras (expected Average or Sum)"
-        )
-    if backward_passes_per_step < 1:
-        raise ValueError(
-            f"backward_passes_per_step={backward_passes_per_step} (expected a number >= 1)"
         )
     set_id(process_set)  # refuses one that is not registered
     reduction = GradientReduction(

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from aiacc import arguments
 from aiacc.collectives.reduce_ops import Sum
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import node
@@ -44,8 +45,10 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
                 several axes, virtual_batch_size and adjustment.
 
         Raises:
+            TypeError: ``process_set`` is none.
             ValueError: One that is excepted, or ``fused``.
         """
+        arguments.check({"process_set": process_set})
         if fused:
             raise ValueError(f"[tensorflow] SyncBatchNormalization: fused={fused} (expected False)")
         for name in ("renorm", "virtual_batch_size", "adjustment"):

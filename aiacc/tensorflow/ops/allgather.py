@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from aiacc import arguments
 from aiacc.collectives.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import node
@@ -37,11 +38,13 @@ def allgather(
         New tensor whose first dimension is the sum of those of all ranks.
 
     Raises:
-        ValueError: Bad argument.
+        TypeError: Argument of a wrong type.
+        ValueError: Other bad argument.
         NotImplementedError: In a function that XLA compiles.
         tf.errors.OpError: The operation failed: InvalidArgumentError for a tensor without
             dimensions, FailedPreconditionError if the ranks disagree about it.
     """
+    arguments.check(locals())
     del ignore_name_scope
     (gathered,) = _gather("allgather", [tensor], name, process_set)
     return gathered
@@ -61,14 +64,17 @@ def grouped_allgather(
     Collective: every rank, with the same name, dtypes and shapes except the first dimensions.
     Blocks: until the results are there, outside of graphs. In a graph it blocks nothing.
     """
+    arguments.check(locals())
     del ignore_name_scope
-    return _gather("grouped_allgather", tensors, name, process_set) if tensors else []
+    return _gather("grouped_allgather", tensors, name, process_set)
 
 
 def _gather(
     verb: str, tensors: Sequence[Any], name: str | None, process_set: ProcessSet
 ) -> list[Any]:
     given = [node.tensor_of(tensor, label_of(verb, name)) for tensor in tensors]
+    if not given:
+        return []
     gathered, _ = node.run("aiacc_allgather", verb, name, process_set, [given])
     node.rows_unknown(gathered, given)
     return list(gathered)

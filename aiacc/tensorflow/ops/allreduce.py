@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from aiacc import arguments
 from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average, Sum, check_gradient_op, name_of_op, resolve_op
 from aiacc.collectives.submission import AS_THEY_ARE
@@ -15,6 +16,8 @@ from aiacc.tensorflow import node
 from aiacc.tensorflow.compression import Compression, Compressor, compressor_of, restored, to_send
 from aiacc.tensorflow.ops.allgather import grouped_allgather
 from aiacc.tensorflow.ops.topology import size_of
+
+_OP = arguments.or_none(arguments.RULES["op"])
 
 
 @node.plain
@@ -61,12 +64,14 @@ def allreduce(
         New tensor of the shape and dtype of ``tensor``, or `tf.IndexedSlices`.
 
     Raises:
-        ValueError: Bad argument.
+        TypeError: Argument of a wrong type.
+        ValueError: Other bad argument.
         NotImplementedError: In a function that XLA compiles; `tf.IndexedSlices` with another op or
             with factors.
         tf.errors.OpError: The operation failed: FailedPreconditionError if the ranks disagree about
             it, which leaves the job alive.
     """
+    arguments.check(locals(), op=_OP)
     del device_dense, device_sparse, ignore_name_scope
     op = resolve_op(average, op)
     if isinstance(tensor, tf.IndexedSlices):
@@ -106,6 +111,7 @@ def grouped_allreduce(
     Returns:
         New tensors of the shapes and dtypes of ``tensors``; none for none.
     """
+    arguments.check(locals(), op=_OP)
     del device_dense, device_sparse, ignore_name_scope
     op = resolve_op(average, op)
     results = list(tensors)

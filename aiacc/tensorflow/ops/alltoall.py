@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from aiacc import arguments
 from aiacc.collectives.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import node
@@ -37,17 +38,30 @@ def alltoall(
         New tensor; with ``splits`` a pair of it and the rows that came from each rank (int32).
 
     Raises:
-        ValueError: Bad argument.
+        TypeError: Argument of a wrong type.
+        ValueError: Other bad argument.
         NotImplementedError: In a function that XLA compiles.
         tf.errors.OpError: The operation failed: InvalidArgumentError for splits that do not fit,
             FailedPreconditionError if the ranks disagree about it.
     """
+    arguments.check(locals())
     del ignore_name_scope
     given = node.tensor_of(tensor, label_of("alltoall", name))
-    whole = tf.zeros([0], tf.int64) if splits is None else tf.cast(splits, tf.int64)
+    whole = tf.zeros([0], tf.int64) if splits is None else _numbers_of(splits)
     received, rows = node.run("aiacc_alltoall", "alltoall", name, process_set, [given, whole])
     node.rows_unknown([received], [given])
     return received if splits is None else (received, tf.cast(rows, tf.int32))
+
+
+def _numbers_of(splits: Any) -> Any:
+    try:
+        numbers = tf.convert_to_tensor(splits)
+        is_list = numbers.dtype.is_integer and numbers.shape.rank in (1, None)
+    except (TypeError, ValueError):
+        is_list = False
+    if not is_list:
+        raise TypeError(f"splits={splits!r:.100} (expected whole numbers, the rows for each rank)")
+    return tf.cast(numbers, tf.int64)
 
 
 @node.gradient_of("AiaccAlltoall")

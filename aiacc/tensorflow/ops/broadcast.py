@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from aiacc import arguments
 from aiacc.collectives.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import node
@@ -40,11 +41,13 @@ def broadcast(
         New tensor of the shape and dtype of ``tensor``.
 
     Raises:
-        ValueError: Bad argument.
+        TypeError: Argument of a wrong type.
+        ValueError: Other bad argument.
         NotImplementedError: In a function that XLA compiles.
         tf.errors.OpError: The operation failed: FailedPreconditionError if the ranks disagree about
             it.
     """
+    arguments.check(locals())
     del ignore_name_scope
     given = node.tensor_of(tensor, label_of("broadcast", name))
     (copy,) = _copies([given], root_rank, name, process_set)
@@ -75,10 +78,19 @@ def broadcast_(
         The variables; in a graph for a session their values once they are assigned.
 
     Raises:
-        ValueError: Bad argument; a variable of a dtype that the core does not know, such as string.
+        TypeError: Argument of a wrong type.
+        ValueError: Other bad argument; a variable of a dtype that the core does not know, such as
+            string.
         tf.errors.OpError: The operation failed for a variable, and none is assigned.
     """
+    arguments.check(locals(), variables=arguments.of(Iterable, "a list of variables"))
     listed = list(variables)
+    for variable in listed:
+        if not hasattr(variable, "assign"):
+            raise TypeError(
+                f"variables contains {variable!r:.100} (expected variables of TensorFlow or "
+                "Keras); use broadcast for tensors"
+            )
     given = [
         node.tensor_of(variable, f"broadcast_ of variable {getattr(variable, 'name', i)!r}")
         for i, variable in enumerate(listed)

@@ -7,8 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from aiacc import arguments
 from aiacc.collectives.labels import label_of
-from aiacc.collectives.reduce_ops import Average, Sum, check_scatter_op
+from aiacc.collectives.reduce_ops import ANY_OP, Average, Sum, check_scatter_op
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import node
 from aiacc.tensorflow.compression import Compression, Compressor, compressor_of
@@ -53,12 +54,14 @@ def reducescatter(
         New tensor of the dtype of ``tensor``.
 
     Raises:
-        ValueError: Bad argument.
+        TypeError: Argument of a wrong type.
+        ValueError: Other bad argument.
         CollectiveError: Another op. (Horovod raises the same class.)
         NotImplementedError: In a function that XLA compiles.
         tf.errors.OpError: The operation failed: InvalidArgumentError for a tensor without
             dimensions, FailedPreconditionError if the ranks disagree about it.
     """
+    arguments.check(locals(), op=ANY_OP)
     del device_dense, ignore_name_scope
     factors = prescale_factor, postscale_factor
     (part,) = _scatter("reducescatter", [tensor], compression, op, name, process_set, *factors)
@@ -82,11 +85,10 @@ def grouped_reducescatter(
     Collective: every rank, with the same shapes, dtypes, op and factors.
     Blocks: until the results are there, outside of graphs. In a graph it blocks nothing.
     """
+    arguments.check(locals(), op=ANY_OP)
     del device_dense
     factors = prescale_factor, postscale_factor
     verb = "grouped_reducescatter"
-    if not tensors:
-        return []
     return _scatter(verb, tensors, compression, op, None, process_set, *factors)
 
 
@@ -102,6 +104,8 @@ def _scatter(
 ) -> list[Any]:
     check_scatter_op(op)
     given = [node.tensor_of(tensor, label_of(verb, name)) for tensor in tensors]
+    if not given:
+        return []
     compression = compressor_of(compression)
     compressed, contexts = zip(*(compression.compress(tensor) for tensor in given), strict=True)
     parts = node.run(

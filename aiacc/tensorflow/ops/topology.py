@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from aiacc import arguments
 from aiacc.process_sets import ProcessSet, set_id
 from aiacc.tensorflow import node, op_library
 
@@ -81,6 +82,7 @@ def number_in_set(process_set_id: int) -> Any:
 
 @node.plain
 def _ask(quantity: str, process_set: int, name: str | None) -> Any:
+    arguments.check({"process_set_id": process_set, "name": name})
     function = op_library.checked().aiacc_topology
     if tf.executing_eagerly():
         with tf.device(node.DEVICE):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from aiacc import _core, basics
+from aiacc import _core, arguments, basics
 from aiacc.autotune.tuner import step_done
 from aiacc.exceptions import CollectiveError
 from aiacc.process_sets import has_company
@@ -107,8 +107,10 @@ class DecoupledDistributed(ReducingOptimizer):
         Raises:
             CollectiveError: A gradient could not be reduced.
             RuntimeError: The norm is not finite.
+            TypeError: ``max_norm`` or ``norm_type`` is no number.
             ValueError: ``norm_type`` is 0, -inf or NaN.
         """
+        arguments.check(locals())
         exchange = self._exchange
         if exchange is None:
             parameters = [p for group in self.param_groups for p in group["params"]]

@@ -8,7 +8,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from aiacc import _core, basics
+from aiacc import _core, arguments, basics
 from aiacc.collectives import submission
 from aiacc.collectives.reduce_ops import Average
 from aiacc.collectives.submission import AS_THEY_ARE
@@ -63,13 +63,12 @@ class HookState:
                 called by the order in which they are seen, ``parameter.0`` and so on.
 
         Raises:
-            ValueError: ``compression`` is none of the core's own forms; no process set; no names.
+            TypeError: ``process_set`` is none.
+            ValueError: ``compression`` is none of the core's own forms; no names.
         """
-        if not isinstance(process_set, ProcessSet):
-            raise ValueError(
-                f"process_set {process_set!r} of a hook (expected a ProcessSet); for a codec "
-                'register HookState(compression="int8")'
-            )
+        remedy = 'for a codec register HookState(compression="int8")'
+        of_hook = arguments.RULES["process_set"]._replace(remedy=remedy)
+        arguments.check({"process_set": process_set}, process_set=of_hook)
         self.process_set = process_set
         self.compression = compressor_of(compression)
         policy = self.compression

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -49,9 +49,13 @@ class Options:
     def __post_init__(self) -> None:
         check_kind(self.distribution)
         skip: object = self.skip_layers
-        if isinstance(skip, str | type):
+        if not (
+            isinstance(skip, Collection)
+            and not isinstance(skip, str)
+            and all(isinstance(one, str | type) for one in skip)
+        ):
             raise TypeError(
-                f"skip_layers={skip!r} (expected a list of names of modules and classes)"
+                f"skip_layers={skip!r:.100} (expected a list of names of modules and classes)"
             )
         _one_of("fisher", self.fisher, (EMPIRICAL, SAMPLED))
         _one_of("approx", self.approx, APPROXIMATIONS)
@@ -61,7 +65,7 @@ class Options:
         if self.grad_scaler is not None:
             check_type("grad_scaler", self.grad_scaler, torch.amp.GradScaler)
         if not (_is_number(self.loss_scale) and 0 < self.loss_scale < math.inf):
-            raise ValueError(f"loss_scale={self.loss_scale} (expected a finite number > 0)")
+            raise ValueError(f"loss_scale={self.loss_scale!r} (expected a finite number > 0)")
         terms = self.loss_terms
         if self.fisher == SAMPLED and terms is not None:
             raise ValueError(
@@ -179,7 +183,7 @@ def _checked_terms(terms: Any) -> float:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, Real)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _text(wish: Schedule | None, step: int) -> str:

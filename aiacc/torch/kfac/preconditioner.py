@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aiacc import _core, basics
+from aiacc import _core, arguments, basics
 from aiacc.kfac.fisher import sampled_loss
 from aiacc.kfac.packing import average_packed
 from aiacc.kfac.stage import StageCosts
@@ -151,7 +151,10 @@ class KFAC:
         """
         self._optimizer = check_optimizer(optimizer)
         check_type("model", model, nn.Module)
-        check_type("process_set", process_set, ProcessSet)
+        arguments.check(
+            {"process_set": process_set, "costs": costs},
+            costs=arguments.or_none(arguments.of(StageCosts, "StageCosts of aiacc.kfac.stage")),
+        )
         self._options = Options(
             lr=lr,
             damping=damping,
@@ -223,9 +226,15 @@ class KFAC:
                 (``ignore_index``): nothing is drawn there.
 
         Raises:
-            TypeError: A loss that has no distribution.
+            TypeError: A loss that has no distribution; outputs or targets that are no tensors.
             ValueError: Targets of another shape.
         """
+        tensor = arguments.of(torch.Tensor, "a torch.Tensor")
+        arguments.check(
+            {"outputs": outputs, "targets": targets},
+            outputs=tensor,
+            targets=arguments.or_none(tensor),
+        )
         if not self._capture.wanted or all(layer.why_not for layer in self._layers):
             return
         scaler = self._options.grad_scaler

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from aiacc import _core
+from aiacc import _core, arguments
 from aiacc.collectives import submission
 from aiacc.collectives.handles import pending
 from aiacc.collectives.labels import label_of
@@ -61,16 +61,21 @@ def allreduce_async_(
         ValueError: Bad argument, or an operation of this name is under way.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    if op is None or average is not None:
+    if op is None or average is not None or type(op) is not int:
         op = resolve_op(average, op)
     if compression is not _NONE:
         return _start_compressed(
             tensor, compression, name, op, prescale_factor, postscale_factor, process_set
         )
+    if name is not None and type(name) is not str:  # the core takes 0 for no name
+        arguments.check({"name": name})
     number = 0 if process_set is global_process_set else set_id(process_set)
-    handle = _in_place(tensor, name, number, op, prescale_factor, postscale_factor)
-    if handle is None:  # on a GPU, or of an older torch, or refused
-        handle = _start_in_place(tensor, name, number, op, prescale_factor, postscale_factor)
+    try:
+        handle = _in_place(tensor, name, number, op, prescale_factor, postscale_factor)
+        if handle is None:  # on a GPU, or of an older torch, or refused
+            handle = _start_in_place(tensor, name, number, op, prescale_factor, postscale_factor)
+    except (TypeError, OverflowError) as error:
+        raise arguments.explained(error, locals()) from None
     pending[handle] = (wait, (tensor,), tensor, None)
     return handle
 
@@ -172,6 +177,8 @@ def allreduce(
         ValueError: Bad argument, or an operation of this name is under way.
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
+    if not isinstance(tensor, torch.Tensor):
+        raise refusal(tensor, label_of("allreduce", name))
     op = resolve_op(average, op)
     rest = (name, op, prescale_factor, postscale_factor, process_set)
     reduced: torch.Tensor

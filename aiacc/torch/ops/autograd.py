@@ -26,4 +26,4 @@ def apply_to_group(function: Any, tensors: list[torch.Tensor], *args: Any) -> li
 
 def grad_name(name: str | None) -> str | None:
     """Name of the operation that reduces the gradient of the one called ``name``."""
-    return name and name + ".grad"
+    return name and f"{name}.grad"

@@ -12,7 +12,7 @@ from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average, Sum, check_scatter_op
 from aiacc.collectives.splits import scattered_rows
 from aiacc.process_sets import ProcessSet, global_process_set, rank_and_size
-from aiacc.torch.adapter import check_rows, tensor_of, view_of, wait
+from aiacc.torch.adapter import check_rows, refusal, tensor_of, view_of, wait
 from aiacc.torch.compression.compressors import (
     Compression,
     Compressor,
@@ -85,6 +85,8 @@ def reducescatter(
         CollectiveError: Another op; or the operation failed, `MismatchError` if the ranks disagree
             about it.
     """
+    if not isinstance(tensor, torch.Tensor):
+        raise refusal(tensor, label_of("reducescatter", name))
     compression = scatter_compressor_of(compression)
     compressed, ctx = compression.compress(tensor)
     part: torch.Tensor = apply(

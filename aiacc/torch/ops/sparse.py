@@ -78,9 +78,9 @@ def check_sparse(tensor: torch.Tensor, what: str) -> None:
 
 def check_sparse_op(op: int, what: str) -> None:
     """Raise ValueError unless ``op`` is Average or Sum."""
-    if op not in (Average, Sum):
+    if check_op(op) not in (Average, Sum):
         raise ValueError(
-            f"[torch] {what}: op={name_of_op(check_op(op))} (expected Average or Sum for sparse "
+            f"[torch] {what}: op={name_of_op(op)} (expected Average or Sum for sparse "
             "tensors); use tensor.to_dense(), or DistributedOptimizer(..., sparse_as_dense=True)"
         )
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from aiacc import arguments
 from aiacc.collectives.handles import synchronize
 from aiacc.collectives.labels import label_of
 from aiacc.torch.adapter import check_rows, view_of
@@ -20,14 +21,10 @@ def group_of(tensors: Any, kind: str, name: str | None, rows: bool = False) -> T
 
     Raises:
         ValueError: There is none, or the core does not take one.
-        TypeError: A single tensor was given.
+        TypeError: A single tensor was given, or what is no list.
     """
     what = label_of(kind, name)
-    if isinstance(tensors, torch.Tensor):
-        raise TypeError(
-            f"[torch] {what}: one tensor of shape {tuple(tensors.shape)} (expected a list of "
-            "tensors); wrap it in a list"
-        )
+    arguments.check({"tensors": tensors})
     group = list(tensors)
     if not group:
         raise ValueError(f"[torch] {what}: an empty list (expected at least one tensor)")

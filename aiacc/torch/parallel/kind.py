@@ -45,8 +45,6 @@ def kind_of(
         ValueError: See `parallel_map`.
         TypeError: See `parallel_map`.
     """
-    if divide not in (None, True, False):
-        raise ValueError(f"[{name}] divide={divide!r} (expected None, True or False)")
     for index, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
-from aiacc import basics
+from aiacc import arguments, basics
 from aiacc.collectives.objects import maxima
 from aiacc.planning.division.decision import Decision, Division, decide, predict
 from aiacc.planning.division.placement import Waves, in_waves, longest_first
@@ -23,6 +23,14 @@ from aiacc.torch.parallel.network import Networks
 MEASURED = 5
 #: Waves of calls before costs are known.
 _WAVES = 4
+_COST = arguments.or_none(
+    arguments.Rule(
+        "a list of numbers, or a function of a tensor",
+        lambda cost: (
+            callable(cost) or (isinstance(cost, Collection) and all(map(arguments.is_number, cost)))
+        ),
+    )
+)
 #: Kinds of calls that are remembered.
 _REMEMBERED = 256
 
@@ -131,17 +139,24 @@ def parallel_map(
 
     Raises:
         ValueError: Tensors on several devices; costs that are negative, no numbers or not as many.
-        TypeError: Something that is no tensor. Whatever is wrong on one rank is a MismatchError on
-            the others.
+        TypeError: Something that is no tensor, or an argument of another type. Whatever is wrong on
+            one rank is a MismatchError on the others.
         ParallelMapError: The function has raised on a rank, which the text names: on all ranks. In
             a call that is not divided it raises as it is, where it does; so does KeyboardInterrupt
             in every call.
         MismatchError: Ranks gave other tensors, functions or costs.
         CollectiveError: Not initialised, or a collective operation failed.
     """
+    arguments.check({"name": name, "process_set": process_set})
     place = rank_and_size(process_set)
     name = name or "parallel_map"
     try:
+        arguments.check(
+            {"tensors": tensors, "function": function, "cost": cost, "divide": divide},
+            tensors=arguments.of(Iterable, "a list of tensors"),
+            function=arguments.FUNCTION,
+            cost=_COST,
+        )
         given = list(tensors)
         kind = kind_of(given, function, cost, process_set, name, divide)
     except Exception as error:  # the other ranks wait for this one

@@ -15,6 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from aiacc.data import CachedDataset, Topology
 from aiacc.data.ahead import how_far, how_far_together
 from aiacc.data.warmup import Bar
+from tests.support.wrong_arguments import unexplained
 
 FORK = multiprocessing.get_context("fork")
 
@@ -285,8 +286,6 @@ def test_the_bar():
 @pytest.mark.parametrize(
     ("memory", "arguments", "said"),
     [
-        ("1MB", {"reshard_every": -1}, "reshard_every=-1"),
-        ("1MB", {"ahead": -1}, "ahead=-1"),
         ("1MB", {"topology": (2, 2, 1)}, r"topology=.2, 2, 1. .expected aiacc.data.Topology"),
         (None, {"ahead": 8}, "without memory= and disk="),
     ],
@@ -295,4 +294,12 @@ def test_bad_arguments_are_named(tmp_path, memory, arguments, said):
     cached = CachedDataset(Numbers(), memory and (tmp_path, memory), fingerprint="numbers")
     with pytest.raises(ValueError, match=said):
         cached.sampler(**arguments)
+    for function, given in (
+        (cached.sampler, {}),
+        (cached.sampler().set_epoch, {}),
+        (cached.fetching_ahead, {"sampler": []}),
+        (cached.warmup, {}),
+        (cached.log_epoch, {}),
+    ):
+        assert unexplained(function, given) == []
     cached.close()

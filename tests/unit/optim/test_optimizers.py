@@ -260,18 +260,16 @@ def test_what_the_core_cannot_is_said_or_done_otherwise(made, grad, text):
     ("kind", "options", "text"),
     [
         *(
-            (LARS, {name: value}, f"{name}={value} .expected >= 0")
+            (LARS, {name: value}, f"{name}={value} .expected a number >= 0")
             for name in ("lr", "momentum", "weight_decay", "eps")
-            for value in (-1.0, np.nan)
+            for value in (-0.1, np.nan)
         ),
         (LARS, {"momentum": 0.0, "nesterov": True}, r"nesterov=True with momentum=0\.0"),
         (LARS, {"trust_clamp": (2, 1)}, r"trust_clamp=\(2, 1\)"),
-        (LARS, {"trust_clamp": 1.0}, r"trust_clamp=1\.0 .expected .least, largest"),
-        (LARS, {"lr": torch.ones(2)}, "2 elements"),
         (LARS, {"fused": True, "foreach": True}, "fused=True with foreach=True or"),
         (LARS, {"differentiable": True, "foreach": True}, "differentiable=True with foreach=True"),
         (LAMB, {"betas": (1.0, 0.9)}, r"betas=\(1.0, 0.9\)"),
-        (LAMB, {"max_grad_norm": 0}, "max_grad_norm=0"),
+        (LAMB, {"max_grad_norm": 0}, "max_grad_norm=0 .expected a number > 0, or None"),
         (LAMB, {"betas": (0.9,)}, r"betas=.* two"),
         (AdamSGD, {"betas": (0.9,)}, r"betas=.* two"),
         (AdamSGD, {"share": 2}, "share=2"),
@@ -311,8 +309,6 @@ def test_interpolation():
         interpolation(3, 2)
     parameter = ones(1)
     optimizer = AdamSGD([parameter])
-    with pytest.raises(TypeError, match=r"share=3 .expected a function"):
-        optimizer.follow(3)
     optimizer.follow(lambda number: number + 0.5)
     step(optimizer, [parameter])
     with pytest.raises(ValueError, match=r"share=1\.5 in step 1 .expected from 0 to 1"):
