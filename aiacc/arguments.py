@@ -192,8 +192,8 @@ RULES: dict[str, Rule] = {
     "handle": Rule("what an operation ending in _async has returned", is_whole),
     "process_set_id": whole(0),
     "ignore_name_scope": FLAG,
-    "device_dense": TEXT,
-    "device_sparse": TEXT,
+    "device_dense": or_none(TEXT),
+    "device_sparse": or_none(TEXT),
     "inplace": FLAG,
     # of the runtime
     "process_sets": or_none(

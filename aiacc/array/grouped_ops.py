@@ -68,6 +68,7 @@ def grouped_allreduce_async_(
     Arguments and errors are those of `grouped_allreduce_async`. Leave the arrays, which have to be
     writable, alone until `synchronize` returns the list of them.
     """
+    arguments.check({"tensors": tensors})
     op = resolve_op(average, op)
     given = list(tensors)
     group = _group_of(given, "grouped_allreduce", name, writable=True)

@@ -116,7 +116,8 @@ def broadcast(
     verb: str | None = None,
 ) -> Submission:
     """A broadcast from ``root_rank``, a global rank; the input of `start` is read there only."""
-    arguments.check({"root_rank": root_rank})
+    if type(root_rank) is not int or not 0 <= root_rank < 1 << 31:
+        arguments.check({"root_rank": root_rank})
     return _prepare("broadcast", verb, name, shape, dtype, device, process_set, root=root_rank)
 
 

@@ -358,9 +358,10 @@ class CachedDataset:
         self._store.close()
 
     def _index(self, index: int) -> int:
-        if not arguments.is_whole(index):
-            raise TypeError(f"index={index!r:.100} (expected the number of a sample)")
-        number = operator.index(index)
+        try:
+            number = operator.index(index)
+        except TypeError:
+            raise TypeError(f"index={index!r:.100} (expected the number of a sample)") from None
         length = len(self.dataset)
         if not -length <= number < length:
             raise IndexError(f"sample {number} of a dataset of {length}")

@@ -30,7 +30,8 @@ def parse_bytes(size: int | str, what: str) -> int:
         ValueError: It is none.
     """
     found = _SIZE.fullmatch(str(size))
-    if isinstance(size, float) and not size.is_integer():
+    given: object = size  # a user's
+    if isinstance(given, float) and not given.is_integer():
         found = None
     units = {**_UNITS, **_BINARY}
     if found is None or found[2].lower() not in units or isinstance(size, bool):

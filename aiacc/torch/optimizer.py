@@ -274,8 +274,9 @@ def _resolve_groups(
         groups = num_groups if groups is None else groups
     if groups is None:
         return groups
-    if arguments.is_whole(groups) and operator.index(groups) > 0:
-        return operator.index(groups)
+    number: Any = groups
+    if arguments.is_whole(number) and number > 0:
+        return operator.index(number)
     if isinstance(groups, list) and all(
         isinstance(group, list | tuple) and all(isinstance(entry, torch.Tensor) for entry in group)
         for group in groups

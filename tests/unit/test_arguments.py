@@ -1,6 +1,7 @@
 """Every wrong argument of every public function is named, with its value and what is expected."""
 
 import inspect
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,78 +10,70 @@ from torch import nn
 
 import aiacc
 import aiacc.array
+import aiacc.data
 import aiacc.torch as hvd
 from aiacc import arguments, optim
-from aiacc.capabilities import num_rank_is_power_2
 from aiacc.collectives import handles
-from aiacc.compression import codecs
-from aiacc.data import CachedDataset, CachedIterable, CachedKeys, Topology
-from aiacc.planning import planners
-from aiacc.planning.plan import Plan
-from aiacc.planning.trace import Trace
-from tests.support.wrong_arguments import VALUES, refused, unexplained
+from aiacc.compression import codecs, feedback
+from aiacc.compression.policy import Policy
+from aiacc.planning import plan, planners, trace
+from tests.support.wrong_arguments import VALUES, parameters_of, public, refused, unexplained
 
 MODEL = nn.Linear(2, 2)
 SGD = torch.optim.SGD(MODEL.parameters(), 0.1)
 ROWS = torch.ones(4, 2)
-OF_KFAC = {"model": "", "lr": "None 5 1.5", "backward_passes_per_step": "None 5"}
 
 
 def _set_passes(backward_passes_per_step):
     hvd.DistributedOptimizer(SGD).set_backward_passes_per_step(backward_passes_per_step)
 
 
-OPERATIONS = [
-    (front, name, rows, right)
-    for front, rows, right in (
-        (hvd, ROWS, {}),
-        (hvd, nn.Parameter(ROWS), {}),
-        (aiacc.array, ROWS.numpy(), {"tensor": "5 [0] -1 1.5 True"}),
-    )
-    for name in front.__all__
-    if inspect.isfunction(function := getattr(front, name))
-    if {"tensor", "tensors"} & set(inspect.signature(function).parameters)
-    if name not in ("topk_threshold", "sparse_allreduce_async", "parallel_map")
-]
-SECONDS = dict.fromkeys(("predicted_s", "bound_s"), "5 -1 1.5")
-OTHERS = [
-    (hvd.sparse_allreduce_async, {"tensor": ROWS.to_sparse(), "name": "s", "op": hvd.Sum}, {}),
-    (hvd.barrier, {}, {}),
-    (hvd.poll, {}, {"handle": "5 -1 True"}),
-    (hvd.synchronize, {}, {}),
-    (hvd.init, {}, {}),
-    (hvd.start_timeline, {"file_path": "never"}, {}),
-    (hvd.ProcessSet, {}, {}),
-    (hvd.remove_process_set, {}, {}),
-    (hvd.broadcast_object, {"obj": 1}, {}),
-    (hvd.allgather_object, {"obj": 1}, {}),
-    (hvd.broadcast_parameters, {"params": [ROWS], "root_rank": 0}, {"params": ""}),
-    (hvd.broadcast_optimizer_state, {"optimizer": SGD, "root_rank": 0}, {}),
-    (hvd.DistributedOptimizer, {"optimizer": SGD}, {}),
-    (_set_passes, {}, {}),
-    (hvd.KFAC, {"model": MODEL, "optimizer": SGD}, OF_KFAC),
-    (hvd.HookState, {}, {"named_parameters": "", "process_set": ""}),
-    (hvd.SyncBatchNorm, {"num_features": 2}, {"momentum": "None 5 -1 1.5"}),
-    (hvd.parallel_map, {"tensors": [ROWS], "function": torch.neg}, {"tensors": ""}),
-    (hvd.topk_threshold, {"tensor": ROWS, "k": 1}, {}),
-    (hvd.compile_blocks, {"model": MODEL}, {"model": ""}),
-    (optim.LARS, {"params": [ROWS]}, {}),
-    (optim.LAMB, {"params": [ROWS]}, {}),
-    (optim.AdamSGD, {"params": [ROWS]}, {}),
-    (optim.AdamSGD([ROWS]).follow, {}, {"share": ""}),
-    (optim.linear_decay, {"optimizer": SGD, "total": 10}, {}),
-    (optim.interpolation, {"begin": 1, "end": 6}, {}),
-    (CachedDataset, {"dataset": [1], "fingerprint": "one"}, {"fingerprint": "None x"}),
-    (CachedKeys, {"read": len, "fingerprint": "one"}, {"fingerprint": "x"}),
-    (CachedIterable, {"source": [1]}, {"fingerprint": "None x"}),
-    (Topology, {}, {"local_sizes": "", "node": "", "local_rank": ""}),
-    (Plan, {"planner": "x", "buckets": (("a",),)}, {"lanes": "5", **SECONDS}),
-    (Plan.decode, {}, {"text": "x"}),
-    (Trace.decode, {}, {"text": "x"}),
-    (codecs.parse, {}, {"text": "x"}),
-    (planners.plan, {"trace": None, "cost": None}, {"name": "", "trace": "any", "cost": "any"}),
-    (num_rank_is_power_2, {}, {"num_rank": "5 -1"}),
-]
+#: Of what has no default.
+GIVEN = {
+    **{"optimizer": SGD, "model": MODEL, "root_rank": 0, "obj": 1, "params": [ROWS], "k": 1},
+    **{"function": torch.neg, "num_features": 2, "file_path": "never", "total": 10, "begin": 1},
+    **{"end": 6, "dataset": [1], "read": len, "source": [1], "planner": "x", "fingerprint": "one"},
+    **{"buckets": (("a",),), "name": "int8", "codec": codecs.MSTopK(), "trace": None, "cost": None},
+}
+#: Of functions that are no attributes of a front-end.
+OTHERS = SimpleNamespace(
+    **{kind.__name__: kind for kind in (codecs.MSTopK, codecs.PowerSGD, codecs.Quantised)},
+    **{kind.__name__: kind for kind in (feedback.Residual, feedback.Momentum, Policy)},
+    set_passes=_set_passes,
+    follow=optim.AdamSGD([ROWS]).follow,
+    Plan=plan.Plan,
+    decode=plan.Plan.decode,
+    decode_trace=trace.Trace.decode,
+    plan=planners.plan,
+    parse=codecs.parse,
+    power_of_two=aiacc.capabilities.num_rank_is_power_2,
+)
+OTHERS.__all__ = list(vars(OTHERS))
+#: What is right, by the name of the function.
+SPECIAL = {
+    "KFAC": {"model": "", "lr": "None 5 1.5", "backward_passes_per_step": "None 5"},
+    "HookState": {"process_set": "", "named_parameters": ""},
+    "SyncBatchNorm": {"momentum": "None 5 -1 1.5"},
+    "parallel_map": {"tensors": ""},
+    "compile_blocks": {"model": ""},
+    "poll": {"handle": "5 -1 True"},
+    "add_process_set": {"process_set": "any"},
+    "broadcast_parameters": {"params": ""},
+    "CachedKeys": {"fingerprint": "x"},
+    "follow": {"share": ""},
+    "Quantised": {"name": "", "stochastic": "True"},
+    "Momentum": {"momentum": "", "masking": "True", "nesterov": "True"},
+    "Policy": {
+        **dict.fromkeys(("least_elements", "dense_steps", "stages", "stage_steps"), "5"),
+        **{"feedback": "None", "exclude": ""},
+    },
+    "PowerSGD": {"rank": "5"},
+    "plan": {"name": "", "trace": "any", "cost": "any", "constraints": "any"},
+}
+#: Horovod's way to look for an extension, torch's to call a hook, and what is not a user's.
+SKIPPED = ("check_extension", "allreduce_hook", "Statistics", "one_dimensional")
+#: Also given, to functions that have them.
+ALSO = ({}, {"compression": hvd.Compression.bf16}, {"tensor": nn.Parameter(ROWS)})
 
 
 @pytest.fixture(autouse=True)
@@ -91,21 +84,31 @@ def job_of_one():
     aiacc.shutdown()
 
 
-@pytest.mark.parametrize(("front", "name", "rows", "right"), OPERATIONS)
-def test_operations_refuse_each_wrong_argument(front, name, rows, right):
+@pytest.mark.parametrize(
+    ("front", "name", "also"),
+    [
+        (*one, also)
+        for front in (hvd, aiacc.array, aiacc.data, optim, OTHERS)
+        for one in public(front, SKIPPED)
+        for also in ALSO[: 3 if front is hvd and "sparse" not in one[1] else 1]
+        if not also or {"tensor", *also} <= parameters_of(getattr(*one)).keys()
+    ],
+)
+def test_each_wrong_argument_is_refused(front, name, also):
     function = getattr(front, name)
-    names = inspect.signature(function).parameters
-    given = {"tensor": rows} if "tensor" in names else {"tensors": [rows]}
-    if "root_rank" in names:
-        given["root_rank"] = 0
-    if "op" in names:  # a scatter of another op is a CollectiveError, as in Horovod
-        right = {**right, "op": "None 5" if "average" in names else "5 -1"}
-    assert unexplained(function, given, **right) == []
-
-
-@pytest.mark.parametrize(("function", "given", "right"), OTHERS)
-def test_each_wrong_argument_is_refused(function, given, right):
-    assert unexplained(function, given, **right) == []
+    parameters = parameters_of(function)
+    needed = {n for n, one in parameters.items() if one.default is inspect.Parameter.empty}
+    rows = ROWS.numpy() if front is aiacc.array else ROWS.to_sparse() if "sparse" in name else ROWS
+    given = {"tensor": rows, "tensors": [rows], "op": hvd.Sum, **GIVEN}
+    given = {n: given[n] for n in needed & given.keys()} | also
+    right = dict(SPECIAL.get(name, {}))
+    if front is aiacc.array:
+        right["tensor"] = "5 [0] -1 1.5 True"
+    if "average" in parameters:
+        right["op"] = "None 5"
+    elif "scatter" in name:  # of another op it is a CollectiveError, as in Horovod
+        right["op"] = "5 -1"
+    assert unexplained(function, given, right) == []
 
 
 @pytest.mark.parametrize(

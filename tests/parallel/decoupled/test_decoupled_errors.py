@@ -39,7 +39,6 @@ _NAMES = tuple(name for name, _ in net().named_parameters())
 def test_arguments_that_are_not_for_this_schedule():
     model = net()
     for arguments, text in (
-        ({"schedule": "later"}, "schedule='later' .expected one of all_reduce, decoupled"),
         ({"model": None}, "model=None .expected the torch.nn.Module"),
         ({"model": model[0]}, "'2.weight' belongs to no module of model Linear"),
         ({"op": hvd.Adasum}, "op=Adasum .expected Average or Sum"),

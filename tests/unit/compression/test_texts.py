@@ -114,52 +114,28 @@ def test_bad_texts_are_named(read, text, error):
 
 
 @pytest.mark.parametrize(
-    ("make", "arguments", "error"),
+    ("arguments", "error"),
     [
-        (MSTopK, {"density": "0.01"}, r"density '0\.01' of mstopk .*float, such as 0\.01"),
-        (MSTopK, {"mode": None}, r"mode None of mstopk .*str, such as 'tracked'"),
-        (PowerSGD, {"rank": 2.5}, r"rank 2\.5 of powersgd .*int, such as 4"),
-        (Quantised, {"name": "int8", "block": 256.0}, r"block 256\.0 of int8"),
-        (Quantised, {"name": "int8", "stochastic": 1}, r"stochastic 1 of int8 .*bool"),
-        (Residual, {"beta": "x"}, r"beta 'x' of residual \(expected a number"),
-        (Residual, {"beta": True}, r"beta True of residual \(expected a number"),
-        (Momentum, {"momentum": "0.9"}, r"momentum '0\.9' of momentum \(expected a number"),
-        (Momentum, {"masking": "no"}, r"masking 'no' of momentum \(expected True or False"),
-        (Momentum, {"nesterov": 1}, r"nesterov 1 of momentum \(expected True or False"),
-        (Policy, {"codec": "int8"}, r"codec 'int8' of a policy .*codecs\.parse"),
-        (Policy, {"dense": "bf16"}, r"dense 'bf16' of a policy"),
-        (Policy, {"dense": Quantised("int8")}, r"dense Quantised.* of a policy .*bf16"),
-        (Policy, {"feedback": "ef21"}, r"feedback 'ef21' of a policy .*Residual"),
-        (Policy, {"dense_steps": 1.5}, r"dense_steps 1\.5 of a policy"),
-        (Policy, {"dense_steps": True}, r"dense_steps True of a policy \(expected a whole numb"),
-        (Policy, {"first_density": "0.1"}, r"first_density '0\.1' of a policy \(expected a num"),
-        (Policy, {"exclude": "bias"}, r"exclude 'bias' \(expected a sequence .*\('bias',\)"),
-        (Policy, {"include": [1]}, r"include \[1\] \(expected a sequence .*\('\*\.embedding"),
-        (Policy, {"include": None}, r"include None \(expected a sequence of patterns"),
-        (Policy, {"least_elements": 0}, r"least_elements 0 \(expected 1 or more\)"),
-        (Policy, {"dense_steps": -1}, r"dense_steps -1 \(expected 0 or more\)"),
-        (Policy, {"stages": 0}, r"stages 0 \(expected 1 or more\)"),
-        (Policy, {"stage_steps": -1}, r"stage_steps -1 \(expected 0 or more\)"),
-        (Policy, {"first_density": 0.25}, r"first_density 0.25 \(expected more .* at most 0.1"),
-        (Policy, {"first_density": 0.002}, r"first_density 0.002 with mstopk \(expected its"),
+        ({"dense": Quantised("int8")}, r"dense Quantised.* of a policy .*bf16"),
+        ({"exclude": "bias"}, r"exclude 'bias' \(expected a sequence .*\('bias',\)"),
+        ({"least_elements": 0}, r"least_elements 0 \(expected 1 or more\)"),
+        ({"stages": 0}, r"stages 0 \(expected 1 or more\)"),
+        ({"first_density": 0.25}, r"first_density 0.25 \(expected more .* at most 0.1"),
+        ({"first_density": 0.002}, r"first_density 0.002 with mstopk \(expected its"),
         (
-            Policy,
             {"codec": Quantised("int8"), "feedback": Momentum()},
             r"feedback momentum with int8 \(expected masking=False",
         ),
         (
-            Policy,
             {"codec": RandomK(unbiased=True), "feedback": Residual()},
             r"residual with randomk:unbiased=true \(expected none",
         ),
     ],
 )
-def test_arguments_that_nothing_takes_are_named(make, arguments, error):
-    codec = {"codec": MSTopK()} if make is Policy else {}
-    with pytest.raises((TypeError, ValueError), match=error) as refused:
-        make(**{**codec, **arguments})
-    of_type = make in (Residual, Momentum) or " of a policy" in error or "sequence" in error
-    assert refused.type is (TypeError if of_type else ValueError)
+def test_arguments_that_no_policy_takes_are_named(arguments, error):
+    of_type = " of a policy" in error or "sequence" in error
+    with pytest.raises(TypeError if of_type else ValueError, match=error):
+        Policy(**{"codec": MSTopK(), **arguments})
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -301,5 +301,5 @@ def test_bad_arguments_are_named(tmp_path, memory, arguments, said):
         (cached.warmup, {}),
         (cached.log_epoch, {}),
     ):
-        assert unexplained(function, given) == []
+        assert unexplained(function, given, {}) == []
     cached.close()

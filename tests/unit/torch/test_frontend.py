@@ -1,6 +1,7 @@
 """aiacc.torch in a job of one rank: what it refuses and why, names, optimizers."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,33 +20,28 @@ pytestmark = pytest.mark.usefixtures("job_of_one")
 
 GOOD = torch.ones(2, 3)
 REFUSED = [
-    (GOOD.T, ValueError, r"strides \(1, 3\).*contiguous\(\)"),
-    (GOOD.to(torch.complex64), ValueError, r"complex64.*bfloat16.*tensor\.to\("),
-    (GOOD.to("meta"), ValueError, r"device meta.*tensor\.cpu\(\)"),
-    ([1.0], TypeError, r"list.*torch\.as_tensor"),
+    (GOOD.T, r"strides \(1, 3\).*contiguous\(\)"),
+    (GOOD.to(torch.complex64), r"complex64.*bfloat16.*tensor\.to\("),
+    (GOOD.to("meta"), r"device meta.*tensor\.cpu\(\)"),
 ]
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        hvd.allreduce,
-        hvd.allreduce_,
-        hvd.allreduce_async,
-        hvd.allreduce_async_,
-        hvd.allgather,
-        hvd.allgather_async,
-        lambda tensor, name: hvd.broadcast(tensor, 0, name),
-        lambda tensor, name: hvd.broadcast_(tensor, 0, name),
-        lambda tensor, name: hvd.broadcast_async(tensor, 0, name),
-        lambda tensor, name: hvd.broadcast_async_(tensor, 0, name),
+        *(hvd.allreduce, hvd.allreduce_, hvd.allreduce_async, hvd.allreduce_async_),
+        *(hvd.allgather, hvd.allgather_async),
+        *(
+            partial(call, root_rank=0)
+            for call in (hvd.broadcast, hvd.broadcast_, hvd.broadcast_async, hvd.broadcast_async_)
+        ),
     ],
 )
-@pytest.mark.parametrize(("tensor", "kind", "text"), REFUSED)
-def test_refusal_names_value_expectation_and_remedy(call, tensor, kind, text):
-    with pytest.raises(kind, match=rf"'bad'.*{text}"):
+@pytest.mark.parametrize(("tensor", "text"), REFUSED)
+def test_refusal_names_value_expectation_and_remedy(call, tensor, text):
+    with pytest.raises(ValueError, match=rf"'bad'.*{text}"):
         call(tensor, name="bad")
-    with pytest.raises(kind, match=rf"an unnamed (allreduce|allgather|broadcast): .*{text}"):
+    with pytest.raises(ValueError, match=rf"an unnamed (allreduce|allgather|broadcast): .*{text}"):
         call(tensor, name=None)
     assert not handles.pending
 
