@@ -210,8 +210,10 @@ $(STAMPS)/tools: Makefile
 	$(BIN)/python -m pip install -q --no-deps $(CURVLINOPS) $(TIMM) $(TORCHDATA)
 	@mkdir -p $(@D) && touch $@
 
-# The package in place with its development tools; C++ changes only need `cmake --build`.
+# The package in place with its development tools; C++ changes only need `cmake --build`. What has the
+# name aiacc in pip is a stranger's, or this one from when that was its name: both have its folder.
 $(STAMPS)/package: $(STAMPS)/tools pyproject.toml setup.py
+	$(BIN)/python -m pip uninstall -qq -y aiacc
 	AIACC_SKIP_CMAKE=1 $(BIN)/python -m pip install -q --no-build-isolation -e '.[dev,examples,mpi]'
 	@touch $@
 

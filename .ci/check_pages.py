@@ -1,7 +1,7 @@
-"""Checks that pages say what the code and the result files say.
+"""Checks that pages say what the code and the result files say, and that nothing installs strangers.
 
-Needs the core, which `make build` makes; without it there is nothing to compare with, which only CI
-(AIACC_CI=1) takes for a failure.
+The former needs the core, which `make build` makes; without it there is nothing to compare with,
+which only CI (AIACC_CI=1) takes for a failure.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,18 +34,23 @@ TABLES = {
     "bench.network.planning.report": "tables",
     "bench.network.second_order.report": "tables",
 }
+#: A command that installs by a name what PyPI has from somebody else, or nobody has put there yet.
+STRANGER = re.compile(r"pip3? install\b[^\n#`;)]*?[\s'\"]aiacc(?!_distributed-)")
 #: What a program writes between two marks; what stands between these two, somebody does.
 BLOCK = re.compile(r"^(<!-- (?!footprint)(\S+) -->\n).*?(?=^<!-- /\2 -->$)", re.M | re.S)
 
 
 def main() -> int:
     """Check all pages; 1 if one of them says something else."""
+    found = list(strangers(sources()))
     try:
         importlib.import_module("aiacc")
     except ImportError as error:
         sys.stderr.write(f"pages are not compared with the code: {error}\n")
-        return 1 if os.environ.get("AIACC_CI") == "1" else 0
-    found = list(problems({str(path.relative_to(ROOT)): path.read_text() for path in pages()}))
+        if os.environ.get("AIACC_CI") == "1":
+            return 1
+    else:
+        found += problems({str(path.relative_to(ROOT)): path.read_text() for path in pages()})
     for line in found:
         sys.stderr.write(f"{line}\n")
     return 1 if found else 0
@@ -53,6 +59,26 @@ def main() -> int:
 def pages() -> list[Path]:
     """The pages that are checked."""
     return [ROOT / "README.md", ROOT / "bench/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def sources() -> dict[str, str]:
+    """All texts that may tell a user what to type, by path; tests may hold what is wrong."""
+    listing = ["git", "ls-files", "--", ":!tests", ":!bench/results"]
+    names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = [path for name in names.stdout.splitlines() if (path := ROOT / name).is_file()]
+    return {str(path.relative_to(ROOT)): path.read_text(errors="replace") for path in paths}
+
+
+def strangers(texts: dict[str, str]) -> Iterator[str]:
+    """Where ``texts``, by path, install aiacc by its name."""
+    for path, text in texts.items():
+        for found in STRANGER.finditer(text):
+            number = text.count("\n", 0, found.start()) + 1
+            yield (
+                f"{path}:{number}: {found[0]!r} installs what others have put on PyPI (expected a "
+                "path, such as '.[torch]', or the file of a wheel); or name the package that is "
+                "missing"
+            )
 
 
 def problems(texts: dict[str, str]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("aiacc", "torch", "numpy", "mpich")
+PACKAGES = ("aiacc-distributed", "torch", "numpy", "mpich")
 
 
 def describe() -> dict[str, object]:

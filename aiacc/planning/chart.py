@@ -1,4 +1,4 @@
-"""Timelines and scaling as pictures. Needs matplotlib (pip install 'aiacc[plot]')."""
+"""Timelines and scaling as pictures. Needs matplotlib (pip install matplotlib)."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _figure(title: str) -> tuple[Any, Any]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ValueError("plots need matplotlib: pip install 'aiacc[plot]'") from error
+        raise ValueError("plots need matplotlib: pip install 'matplotlib>=3.7'") from error
     figure = Figure(figsize=(8, 5))
     axes = figure.subplots()
     axes.set_title(title)

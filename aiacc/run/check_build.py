@@ -12,11 +12,11 @@ from aiacc.bootstrap.job_plan import MPI_ENGINES, default_lanes
 from aiacc.config import MpiFlavour
 from aiacc.run.programs import mpi_launchers
 
-#: Front-end: (module of the framework, oldest version, how to get it).
+#: Front-end: (module of the framework, and the package that brings it; oldest version).
 _FRAMEWORKS = {
-    "aiacc.array": ("numpy", (1, 23), "pip install numpy"),
-    "aiacc.torch": ("torch", (2, 4), "pip install 'aiacc[torch]'"),
-    "aiacc.tensorflow": ("tensorflow", (2, 16), "pip install 'aiacc[tensorflow]'"),
+    "aiacc.array": ("numpy", (1, 23)),
+    "aiacc.torch": ("torch", (2, 4)),
+    "aiacc.tensorflow": ("tensorflow", (2, 16)),
 }
 
 
@@ -47,7 +47,7 @@ def report() -> str:
         text = f"{launcher.program} ({launcher.flavour} {launcher.version})"
         lines.append(_line(fits, "mpirun", text + ("" if fits else "; its jobs do without MPI")))
     if not launchers:
-        lines.append(_line(False, "mpirun", "none on PATH; pip install 'aiacc[mpi]'"))
+        lines.append(_line(False, "mpirun", "none on PATH; pip install mpich"))
     lines += ["", "CUDA", _line(bool(info["cuda_architectures"]), "cuda", info["cuda"])]
     return "\n".join(lines) + "\n"
 
@@ -61,12 +61,13 @@ def _plugin(flavour: MpiFlavour, no_mpi: str) -> str:
 
 
 def _frontend(name: str) -> str:
-    framework, oldest, remedy = _FRAMEWORKS[name]
+    framework, oldest = _FRAMEWORKS[name]
+    needed = ".".join(map(str, oldest))
+    remedy = f"pip install '{framework}>={needed}'"
     if find_spec(framework) is None:
         return _line(False, name, f"{framework} is not installed; {remedy}")
     version = _version(framework)
     if _numbers(version) < oldest:
-        needed = ".".join(map(str, oldest))
         return _line(False, name, f"{framework} {version} is too old (needs {needed}); {remedy}")
     return _line(True, name, f"{framework} {version}")
 

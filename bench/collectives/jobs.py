@@ -116,7 +116,7 @@ def commands(job: Job, out: Path) -> list[tuple[list[str], dict[str, str]]]:
     name = job.kind.partition(":")[0]
     launcher = job.python.parent / name
     if not launcher.exists():
-        raise JobError(f"{launcher} does not exist; install it: pip install 'aiacc[torch,mpi]'")
+        raise JobError(f"{launcher} does not exist; install it: pip install '.[torch,mpi]'")
     options = [option.format(ranks=job.ranks) for option in LAUNCHERS[name]]
     environment["AIACC_ENGINE"] = engine_of(job.kind)
     return [([str(launcher), *options, *worker], environment)]

@@ -118,6 +118,23 @@ def test_commits_are_those_since_the_rule_without_merges(script, tmp_path):
     assert found == {"one", "two", "three"}
 
 
+@pytest.mark.parametrize(
+    ("command", "wrong"),
+    [
+        ("pip install 'aiacc[torch]'", True),
+        ("pip install -U aiacc", True),
+        ('"pip install aiacc-distributed"', True),  # which nobody has put there yet
+        ("`pip install -U tensorflow` needs no new aiacc", False),
+        ("pip install '.[torch]'  # aiacc from its sources", False),
+        ("pip install 'dist/aiacc_distributed-0.1.0-cp311.whl[torch]'", False),
+        ("pip install aiacc_distributed-0.1.0-cp311.whl", False),
+    ],
+)
+def test_commands_that_install_what_strangers_have_put_on_pypi(script, command, wrong):
+    found = list(script("check_pages").strangers({"a.md": f"first\n{command}\n"}))
+    assert [one.partition(": ")[0] for one in found] == ["a.md:2"] * wrong
+
+
 TEXT = """
 # syntax is nobody's business
 ARG BASE=debian:bookworm-slim
@@ -183,7 +200,7 @@ def test_what_a_build_does_not_see(script):
     assert [path for path in (*seen, *ignored) if is_ignored(path, rules)] == [*ignored]
 
 
-NAME = "aiacc-0.1.0-cp312-cp312-manylinux_2_35_x86_64.whl"
+NAME = "aiacc_distributed-0.1.0-cp312-cp312-manylinux_2_35_x86_64.whl"
 FILES = [
     "aiacc/_core.cpython-312-x86_64-linux-gnu.so",
     "aiacc/libaiacc_core.so",
@@ -226,4 +243,4 @@ def test_interpreters_that_cannot_compile_are_left_out(script, tmp_path):
     version_of = script("wheel_check").version_of
     assert version_of(Path(NAME)) == "3.12"
     with pytest.raises(ValueError, match="for no version of CPython"):
-        version_of(Path("aiacc-0.1.0-py3-none-any.whl"))
+        version_of(Path("aiacc_distributed-0.1.0-py3-none-any.whl"))

@@ -180,7 +180,7 @@ def test_take_fills_hosts_in_order():
         ("tensorflow-cpu", "2.21.0", "[X] aiacc.tensorflow tensorflow 2.21.0"),
         ("tensorflow", "2.18.0", "[X] aiacc.tensorflow tensorflow 2.18.0"),
         ("tensorflow", "2.15.1", "[ ] aiacc.tensorflow tensorflow 2.15.1 is too old (needs 2.16);"),
-        (None, "", "[ ] aiacc.tensorflow tensorflow is not installed; pip install 'aiacc[tensor"),
+        (None, "", "[ ] aiacc.tensorflow tensorflow is not installed; pip install 'tensorflow>=2"),
     ],
 )
 def test_versions_of_tensorflow_and_none(monkeypatch, brought_by, version, line):
