@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from aiacc.compression.codecs import BF16, KNOWN, NONE, Codec, MSTopK, PowerSGD, Quantised, parse
+from aiacc.compression.codecs import BF16, KNOWN, NONE, Codec, PowerSGD, Quantised, parse
 from aiacc.compression.policy import Policy
 
-#: For what finds a codec by itself, and what it chooses from besides `none` if nobody says.
+#: For what finds a codec by itself by time alone, and what it chooses from besides `none` if nobody
+#: says: codecs with which trainings end where they end with float32 (docs/compression.md).
 AUTO = "auto"
-ALLOWED: tuple[Codec, ...] = (BF16, Quantised("int8"), MSTopK())
+ALLOWED: tuple[Codec, ...] = (BF16, Quantised("int8"))
 
 
 class CodedCompressor:

@@ -19,7 +19,7 @@ from aiacc.compression.codecs import NONE, Cast, Codec, Quantised, parse
 from aiacc.compression.compressor import ALLOWED
 from aiacc.compression.costs import FLAT, TWO_LEVEL, Cluster, Speeds, speeds_from
 from aiacc.compression.policy import Policy
-from aiacc.compression.watch import CHOSEN, CompressionWatch
+from aiacc.compression.watch import MIX, CompressionWatch
 from aiacc.compression.wire import wire_of
 from aiacc.planning.cost import Affine
 from aiacc.planning.fit import Operation, busy_s, fit_steps
@@ -50,8 +50,8 @@ class AutoCompression:
     Steps come first in which gradients travel as they are: their operations' times give the costs
     of the network, and this machine's speed of coding is timed. With both the first rank chooses a
     codec for each bucket. Then all is measured: as it is, in 16 bits where they are allowed, and
-    what was chosen, there and back; a line on standard error says what was chosen, predicted and
-    measured. Whenever the watch compares anew, all of that begins anew.
+    what was chosen, there and back; a line on standard error says what stays, what was predicted
+    and measured. Whenever the watch compares anew, all of that begins anew.
 
     Ranks: every rank of the process set ends equally many steps; after a `join`, and while a number
     of lanes is looked for, all count anew.
@@ -138,7 +138,7 @@ class AutoCompression:
         if self._watch.current != before:
             self._follow()
         if self._watch.settled and not was_settled:
-            self._say(f"{self._watch.describe()}; {CHOSEN}: {self._text}")
+            self._say(self._watch.describe(self._text))
 
     def _choose(self) -> bool:
         """Let the first rank choose. Whether there is anything to choose from. Collective."""
@@ -216,8 +216,8 @@ class AutoCompression:
         feedback, current = self._feedback, self._watch.current
         if feedback.policies:
             feedback.flush()
-        chosen = (self._chosen or ()) if current == CHOSEN else ()
-        feedback.policy = Policy(NONE if current == CHOSEN else parse(current))
+        chosen = (self._chosen or ()) if current == MIX else ()
+        feedback.policy = Policy(NONE if current == MIX else parse(current))
         feedback.policies = {name: Policy(codec) for names, codec in chosen for name in names}
         coded = [names for names, codec in chosen if not isinstance(codec, Cast)]
         self._reducer.follow(together(coded) if coded else singly())

@@ -104,9 +104,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             `aiacc.compression.codecs`, such as "int8" or "mstopk:density=0.01"; or a `Policy`,
             which also says which gradients are compressed (default: of two dimensions and 16,384
             elements at least), from which step on, and what becomes of what is lost. "auto": some
-            steps measure what 16 bits, int8 or MSTopK would save on this network; what is faster
-            stays, and says so. It judges time alone, and MSTopK costs accuracy: "auto:bf16+int8"
-            chooses from these.
+            steps measure what 16 bits or int8, which cost no accuracy, would save on this network;
+            what is faster stays, and says so. "auto:int8+mstopk" chooses from these, by time alone.
         backward_passes_per_step: Passes whose gradients are accumulated before each reduction.
         op: Average, Sum, Min, Max or Product; or Adasum, which combines the changes that the ranks
             would make to the parameters, in `step`.

@@ -99,7 +99,7 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_coded(one: Contender) -> bool:
-    return one.codec not in ("", "none", "bf16", "powersgd", AUTO)
+    return one.name != AUTO and one.codec not in ("", "none", "bf16", "powersgd")
 
 
 def _speeds(codec: str) -> Speeds:

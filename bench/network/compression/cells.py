@@ -52,6 +52,8 @@ class Contender:
 
 #: Steps until "auto" has compared: six visits.
 _COMPARISON = 6 * (SETTLE + MEASURED)
+#: What it may choose from: MSTopK, too, which it would not take by itself.
+_ALL = "bf16+int8+mstopk"
 CONTENDERS = (
     Contender("dense", "float32", "none"),
     Contender("bf16", "bf16", "bf16"),
@@ -61,7 +63,7 @@ CONTENDERS = (
     Contender("flat", "MSTopK 1 %, flat", "mstopk", flat=True),
     Contender("randomk", "random-k 1 %", "randomk"),
     Contender("low_rank", "PowerSGD of rank 4, ours", "powersgd"),
-    Contender(AUTO, '`compression="auto"`', AUTO, warmup=_COMPARISON + 2),
+    Contender(AUTO, f'`compression="{AUTO}:{_ALL}"`', f"{AUTO}:{_ALL}", warmup=_COMPARISON + 2),
     Contender("hitopk_1", "MSTopK 1 %, 1 rank per host", "mstopk", per_host=1),
     Contender("low_rank_1", "PowerSGD of rank 4, ours, 1 rank per host", "powersgd", per_host=1),
     Contender(
@@ -86,7 +88,7 @@ class Cell:
 
     def contenders(self, number: int) -> list[Contender]:
         """Who takes part in a round; back in every second one, and "auto" once."""
-        everybody = [one for one in CONTENDERS if one.codec != AUTO or number == 0]
+        everybody = [one for one in CONTENDERS if one.name != AUTO or number == 0]
         return everybody if number % 2 == 0 else everybody[::-1]
 
     @property
@@ -140,7 +142,7 @@ def predicted_s(
     One rank of each host stands for all of them: they code at the same time and share the
     interface.
     """
-    if one.codec in ("", AUTO, "powersgd"):  # whose bytes depend on shapes
+    if one.name == AUTO or one.codec in ("", "powersgd"):  # whose bytes depend on shapes
         return None
     exchange = FLAT if one.flat else TWO_LEVEL
     elements = math.fsum(sizes)

@@ -60,7 +60,7 @@ def automatic(found: Sequence[Run]) -> str:
             best, cell = min(dense), run["cell"]
             lines.append(
                 f"* {workload(cell['workload']).title}, {cell['mbit']:g} Mbit/s: {auto:.2f} s with "
-                f'`compression="auto"`, {auto / best:.2f}x the best of float32 and bf16'
+                f"{by_name[AUTO].title}, {auto / best:.2f}x the best of float32 and bf16"
             )
             lines += [f"  (`{line}`)" for line in said(run)]
     return "\n".join(lines)

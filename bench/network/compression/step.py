@@ -59,7 +59,7 @@ def main() -> None:
         for gradient in gradients:
             gradient.normal_(generator=random)
         said = io.StringIO()  # what "auto" has chosen
-        hearing = redirect_stderr(said) if task["codec"] == AUTO else nullcontext()
+        hearing = redirect_stderr(said) if task["name"] == AUTO else nullcontext()
         with hearing, _trained(task, model, number) as (module, finish, update):
             seconds = []
             for _ in range(task["warmup"] + job["steps"]):

@@ -13,7 +13,7 @@ import aiacc.torch as hvd
 from aiacc.autotune import tuner
 from aiacc.compression import buckets as buckets_of_a_job
 from aiacc.compression.codecs import BF16, NONE, MSTopK, Quantised
-from aiacc.compression.watch import CHOSEN, CompressionWatch
+from aiacc.compression.watch import MIX, CompressionWatch
 from aiacc.torch import auto_compression
 from tests.support.jobs import join_as, on_ranks
 from tests.support.learning.training import check_same_everywhere
@@ -25,12 +25,12 @@ _SLOW, _FAST, _USUAL = (1e-9, 1e-3), (0.0, 1e-15), (1e-4, 1e-8)
 
 
 class _Watch(CompressionWatch):
-    """Finds what was chosen faster for as long as ``good``."""
+    """Finds the mix faster for as long as ``good``."""
 
     good = True
 
     def add(self, seconds):
-        super().add(0.5 if (self.current == CHOSEN) == type(self).good else 1.0)
+        super().add(0.5 if (self.current == MIX) == type(self).good else 1.0)
 
 
 class _Auto:
@@ -164,8 +164,9 @@ def test_every_bucket_travels_as_was_chosen_for_it():
     lines = [line for line in job.said.splitlines() if "compression" in line]
     assert len(lines) == (hvd.rank() == 0)
     for line in lines:
-        assert "compression: chosen (measured steps: none 1 s, bf16 1 s, chosen 0.5 s)" in line
+        assert "compression: keeps the predicted mix: " in line
         assert " on 2 x 1 ranks, predicted " in line
+        assert "(measured steps: none 1 s, bf16 1 s, predicted mix 0.5 s)" in line
     job.step()
     assert set(job.optimizer.feedback.residuals) == {"3.weight"}
     assert job.keeps
@@ -200,7 +201,7 @@ def test_ranks_that_come_anew_go_along():
 @on_ranks(2)
 def test_a_copy_chooses_anew():
     _pretend((1e-4, 1e-6))
-    job = _Auto().settle()
+    job = _Auto("auto:mstopk").settle()
     job.step()
     assert job.optimizer.feedback.residuals
     other = copy.deepcopy(job)
@@ -221,7 +222,7 @@ def test_users_say_what_may_be_chosen():
     while not job.found._watch.settled:
         visited.add(job.found._watch.current)
         job.step()
-    assert visited == {"none", CHOSEN}
+    assert visited == {"none", MIX}
     assert {str(codec) for _, codec in job.found._chosen} == {"int8:block=512"}
     hvd.barrier()
     text = ("auto:int8", "auto:bf16")[hvd.rank()]
@@ -256,13 +257,13 @@ def test_a_process_set_counts_its_own_hosts():
 @pytest.mark.parametrize(
     ("costs", "descriptors", "text"),
     [
-        ((_SLOW, _SLOW), None, "chosen: int8 for 1 bucket"),
+        ((_SLOW, _SLOW), None, "mix: int8 for 1 bucket"),
         # A rank that waits for another does not decide.
-        ((_SLOW, _FAST), None, "chosen: none for 1 bucket"),
-        ((_FAST, _SLOW), None, "chosen: none for 1 bucket"),
+        ((_SLOW, _FAST), None, "mix: none for 1 bucket"),
+        ((_FAST, _SLOW), None, "mix: none for 1 bucket"),
         ((_SLOW, None), None, "these steps send nothing that compression would shorten"),
         # One rank may hardly open anything more: codes need more sockets.
-        ((_SLOW, _SLOW), 70, "chosen: none for 1 bucket"),
+        ((_SLOW, _SLOW), 70, "mix: none for 1 bucket"),
     ],
 )
 @on_ranks(2)
