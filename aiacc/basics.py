@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -31,6 +32,8 @@ _before_end: list[Callable[[], None]] = []
 _atexit_pid = 0
 _homogeneous = False
 _host_of: tuple[int, ...] = ()
+#: AIACC_PROFILE, as the job began with it.
+_profile = ""
 #: On which every rank codes, as if it were a host.
 _FLAT_ENGINES = ("tcp", "mpi")
 
@@ -218,12 +221,13 @@ def _begin(
     comm: Sequence[int] | object | None = None,
     process_sets: Sequence[ProcessSet] = (),
 ) -> None:
-    global _homogeneous, _host_of
+    global _homogeneous, _host_of, _profile
     with _lock:
         if _core.is_initialized():
             return
         plan = startup.start(provider)
         _homogeneous, _host_of = plan.homogeneous, plan.host_of
+        _profile = str(_core.config()["profile"])
         global_process_set.ranks = list(range(_core.size()))
         try:
             _check_comm(comm)
@@ -298,6 +302,18 @@ def _finish() -> None:
     if _core.is_initialized():
         for function in _before_end:
             function()
+        _tell_of_the_unused()
+
+
+def _tell_of_the_unused() -> None:
+    """Say on rank 0 which settings of the job nothing has used."""
+    texts = [tuner.unused()]
+    if _profile and _core.rank() == 0:
+        from aiacc.autotune import profile  # which imports this module
+
+        texts.append(profile.unused(_profile))
+    for text in filter(None, texts):
+        sys.stderr.write(f"aiacc: {text}\n")
 
 
 def _end(how: str) -> None:

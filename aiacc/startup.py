@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from aiacc import _core, mpi_library, siblings
+from aiacc import _core, log, mpi_library, siblings
 from aiacc.autotune import tuner
 from aiacc.bootstrap import (
     Contribution,
@@ -58,6 +58,7 @@ def start(provider: Provider | None = None) -> JobPlan:
     chosen = provider is None
     try:
         config = _core.config()
+        log.follow_level()
         mine = told(environment, config)
         if problem := siblings.error_of_child(mine, chosen=chosen):
             raise BootstrapError(problem)
@@ -67,6 +68,7 @@ def start(provider: Provider | None = None) -> JobPlan:
         if not unknown:
             raise
         raise type(error)(f"{error}. {unknown}") from error
+    log.follow_level(provider.rank)
     if chosen and isinstance(provider, AloneProvider) and not provider.told:
         alone = siblings.warning_about_siblings()
         if alone:
@@ -90,7 +92,6 @@ def start(provider: Provider | None = None) -> JobPlan:
         addresses: tuple[str, ...] = ()
         if plan.reach is not None:
             addresses = plan.reach.seen_by(provider.rank)
-            _core.configure_log(provider.rank)
             _core.log_info(f"[bootstrap] {plan.reach.explanation(provider.rank)}")
         _core.init(
             rank=provider.rank,
@@ -112,6 +113,9 @@ def start(provider: Provider | None = None) -> JobPlan:
             host_of=plan.host_of,
             listener=listener,
         )
+        if provider.rank == 0:
+            unit_bytes = int(_core.stats()["unit_bytes"])
+            _core.log_info(f"[bootstrap] {plan.summary(_core.__version__, unit_bytes, _nccl())}")
         if plan.engine_reason and provider.rank == 0:
             _core.log_warning(
                 f"[bootstrap] tensors travel by {plan.engine}, not by mpi: {plan.engine_reason}"
@@ -216,6 +220,11 @@ def _contribution(
             "AIACC_PEER_TIMEOUT_S": config["peer_timeout_s"],
         },
     )
+
+
+def _nccl() -> str:
+    """Version of NCCL, "" without one that can be used."""
+    return next((text for name, viable, text in _core.engines() if name == "nccl" and viable), "")
 
 
 def _most_lanes(config: Mapping[str, Any]) -> int:

@@ -57,6 +57,11 @@ class LaneSearch:
         self.lanes = most  #: to be used for the next step
 
     @property
+    def steps(self) -> int:
+        """How many durations settle it."""
+        return len(self._tour) * (self._steps + self._settle)
+
+    @property
     def done(self) -> bool:
         """Whether ``lanes`` is the result."""
         return self._visit == len(self._tour)

@@ -22,6 +22,8 @@ from aiacc.process_sets import ProcessSet
 WARM_UP, COUNTED = 3, 10
 
 _optimizers = itertools.count()
+#: Whether anything records a profile, or has said why it does not.
+_answered = False
 
 
 class Recorder(Protocol):
@@ -46,6 +48,8 @@ class Profile:
 
     def __init__(self, path: Path, record: Callable[[], Recorder], process_set: ProcessSet) -> None:
         """Count the steps of what ``record`` makes; rank 0 of ``process_set`` writes ``path``."""
+        global _answered
+        _answered = True
         self._path = path
         self._process_set = process_set
         self._record = record
@@ -120,8 +124,32 @@ class Profile:
 
 
 def wanted(process_set: ProcessSet) -> bool:
-    """Whether AIACC_PROFILE asks this rank for a profile."""
-    return bool(_core.config()["profile"] and process_set.included())
+    """Whether AIACC_PROFILE asks this rank for a profile; else ranks of the set may record one."""
+    global _answered
+    if not _core.config()["profile"]:
+        return False
+    included = bool(process_set.included())
+    _answered |= not included
+    return included
+
+
+def refuse(reason: str, stacklevel: int) -> None:
+    """Warn that AIACC_PROFILE gets no profile; ``stacklevel`` as from the caller."""
+    global _answered
+    _answered = True
+    warnings.warn(f"AIACC_PROFILE: no profile is written {reason}", stacklevel=stacklevel + 1)
+
+
+def unused(path: str) -> str:
+    """What to tell at the end of a job with AIACC_PROFILE=``path`` that nobody has seen, or ""."""
+    if _answered:
+        return ""
+    return (
+        f"AIACC_PROFILE: {path} was not written, since no DistributedOptimizer or "
+        "DistributedGradientTape has reduced gradients (expected one: DistributedDataParallel and "
+        "single operations are not recorded); record with one, whose trace is good for plans of "
+        "DistributedDataParallel, too, or leave it out"
+    )
 
 
 def next_path() -> Path:

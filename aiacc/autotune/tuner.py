@@ -23,6 +23,7 @@ class Tuner:
         """Begin a search of up to ``lanes`` lanes; units keep their size."""
         self._search = LaneSearch(lanes)
         self._last: float | None = None
+        self._steps = 0
 
     @property
     def done(self) -> bool:
@@ -33,6 +34,7 @@ class Tuner:
         """Note that a training step has just ended. Never blocks."""
         if self._search.done:
             return
+        self._steps += 1
         now = time.perf_counter()
         last, self._last = self._last, now
         if last is None:
@@ -48,20 +50,53 @@ class Tuner:
             }
             _logger.info("[tuning] %d lanes; median step by lanes: %s", self._search.lanes, medians)
 
+    def lack(self) -> str:
+        """Why the number of lanes is not found, "" if it is."""
+        if self._search.done:
+            return ""
+        if self._steps == 0:
+            return (
+                "AIACC_AUTOTUNE: the number of lanes was not looked for, since no "
+                "DistributedOptimizer of torch has ended a step (DistributedDataParallel, "
+                "TensorFlow and single operations tell of none); set AIACC_LANES, for which "
+                "aiaccrun --netcheck has advice"
+            )
+        return (
+            f"AIACC_AUTOTUNE: the number of lanes was not found in {self._steps} steps (expected "
+            f"{self._search.steps + 1} or more); train for longer, or set AIACC_LANES"
+        )
+
 
 _tuner: Tuner | None = None
+#: Why nothing is tuned although AIACC_AUTOTUNE asks for it; "" otherwise.
+_nothing = ""
 
 
 def start(rank: int, lanes: int) -> None:
     """Tune the job that has just started; ``lanes`` are connected."""
-    global _tuner
-    _tuner = Tuner(lanes) if rank == 0 and lanes > 1 else None
+    global _tuner, _nothing
+    _tuner, _nothing = None, ""
+    if rank == 0 and lanes > 1:
+        _tuner = Tuner(lanes)
+    elif rank == 0:
+        _nothing = (
+            "AIACC_AUTOTUNE: there was 1 lane, and so nothing to find (expected 2 ranks or more, "
+            "and no AIACC_LANES=1)"
+        )
 
 
 def stop() -> None:
     """Tune no more."""
-    global _tuner
-    _tuner = None
+    global _tuner, _nothing
+    _tuner, _nothing = None, ""
+
+
+def unused() -> str:
+    """What to tell at the end of a job of an AIACC_AUTOTUNE that has come to nothing; "": nothing.
+
+    Of rank 0, which tunes.
+    """
+    return _nothing if _tuner is None else _tuner.lack()
 
 
 def step_done() -> None:

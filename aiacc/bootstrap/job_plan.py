@@ -163,6 +163,19 @@ class JobPlan:
     #: Whether every host has the same number of ranks.
     homogeneous: bool
 
+    def summary(self, version: str, unit_bytes: int, nccl: str) -> str:
+        """What runs, in a line for the log; ``nccl`` is its version, "" without one. Pure."""
+        ranks, hosts = len(self.host_of), len(set(self.host_of))
+        gpus = "staged"
+        if self.gpu_engine != gpus:
+            gpus = f"by {self.gpu_engine} on {self.gpu_lanes} lane{'s' * (self.gpu_lanes > 1)}"
+        return (
+            f"aiacc {version}: {ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}, "
+            f"engine {self.engine}, {self.lanes} lane{'s' * (self.lanes > 1)}, units of "
+            f"{unit_bytes / (1 << 20):.3g} MiB; tensors on GPUs {gpus}, "
+            f"{f'NCCL {nccl}' if nccl else 'no NCCL'}"
+        )
+
 
 def host_id() -> str:
     """Name of the machine this process runs on; differs between containers with own host names."""

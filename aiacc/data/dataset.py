@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from aiacc import arguments
+from aiacc import arguments, log
 from aiacc.data import orders, origin
 from aiacc.data.ahead import AheadOf, Fetcher, how_far
 from aiacc.data.fingerprint import fingerprint_of, named
@@ -329,6 +329,7 @@ class CachedDataset:
         now = self.statistics()
         found, self._reported = now.since(self._reported), now
         if found.samples:
+            log.follow_level()
             _logger.info("[data] epoch %d: %s", number, found.line())
         return found
 

@@ -8,7 +8,6 @@ step, until there are enough steps; nothing waits for it.
 from __future__ import annotations
 
 import functools
-import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from aiacc.autotune.profile import COUNTED, WARM_UP, Profile, next_path, wanted
+from aiacc.autotune.profile import COUNTED, WARM_UP, Profile, next_path, refuse, wanted
 from aiacc.collectives.dtypes import DTYPE_CODES
 from aiacc.planning.trace import Tensor, Trace
 from aiacc.process_sets import ProcessSet
@@ -106,6 +105,10 @@ class _Recording:
         with tf.device(node.DEVICE):
             tf.cond(self._left > 0, hand_on, lambda: None)
 
+    def end(self) -> None:
+        """Tell of a file that is not written."""
+        self._profile.end()
+
     def _take(self, moments: npt.NDArray[np.int64]) -> None:
         """Blocks: in the last step until all ranks have got so far, which wait for nothing here."""
         self._recorder.note(moments.tolist())
@@ -115,6 +118,12 @@ class _Recording:
 #: By the identities of variables, while these exist: a function that is traced again, and a tape
 #: that is made anew in it, go on with the profile that was begun.
 _recordings: dict[tuple[int, ...], _Recording] = {}
+
+
+def _forget(key: tuple[int, ...]) -> None:
+    """The variables of a recording are gone."""
+    if (recording := _recordings.pop(key, None)) is not None:
+        recording.end()
 
 
 def record(
@@ -152,7 +161,7 @@ def record(
     if key not in _recordings:
         gradients = [_described(names[i], variables[i]) for i in chosen]
         _recordings[key] = _Recording(gradients, process_set)
-        end = weakref.finalize(variables[chosen[0]], _recordings.pop, key, None)
+        end = weakref.finalize(variables[chosen[0]], _forget, key)
         end.atexit = False  # type: ignore[misc] # a property, which mypy does not see
     graph = tf.compat.v1.get_default_graph()
     with tf.control_dependencies(list(graph.inputs)):
@@ -195,8 +204,8 @@ def _is_variable(source: Any) -> bool:
 
 @functools.cache
 def _tell_of_no_function() -> None:
-    warnings.warn(
-        "AIACC_PROFILE: gradients outside of a tf.function (expected in one: outside they travel "
-        "after the backward pass, whatever the plan); no profile is written",
+    refuse(
+        "of gradients outside of a tf.function (expected in one: outside they travel after the "
+        "backward pass, whatever the plan)",
         stacklevel=3,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +12,7 @@ import torch
 from torch.nn.modules import module as torch_modules
 from torch.utils.hooks import RemovableHandle
 
-from aiacc.autotune.profile import Profile, next_path, wanted
+from aiacc.autotune.profile import Profile, next_path, refuse, wanted
 from aiacc.planning.trace import Tensor, Trace
 from aiacc.process_sets import ProcessSet
 from aiacc.torch.compile import is_compiled
@@ -207,10 +206,9 @@ def recorder_of(reducer: GradientReducer) -> StepRecorder:
 def tell_of_no_profile(of: str, process_set: ProcessSet) -> None:
     """Warn, where AIACC_PROFILE asks for a profile, that there is none of such an optimizer."""
     if wanted(process_set):
-        warnings.warn(
-            f"AIACC_PROFILE: no profile is written of an optimizer with {of} (expected "
-            "schedule='all_reduce' and another op than Adasum); record without it, the trace is "
-            "good for plans of both schedules",
+        refuse(
+            f"of an optimizer with {of} (expected schedule='all_reduce' and another op than "
+            "Adasum); record without it, the trace is good for plans of both schedules",
             stacklevel=4,
         )
 

@@ -1,5 +1,6 @@
 """Variables: of launchers, of this process, and those without effect."""
 
+import logging
 import re
 import warnings
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import aiacc
-from aiacc import _core, config, horovod_variables, unknown_variables
+from aiacc import _core, config, horovod_variables, log, unknown_variables
 from aiacc.exceptions import BootstrapError
 from aiacc.run.help_env import as_markdown, as_text
 from tests.support.ranks import run_ranks
@@ -167,3 +168,27 @@ def test_typos_are_part_of_an_error(monkeypatch, variables, error, text):
         monkeypatch.setenv(name, value)
     with pytest.raises(error, match=text):
         aiacc.init()
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"), [("debug", "abcd"), ("info", "abcd"), ("warning", "bd"), ("error", "")]
+)
+def test_one_level_governs_the_logs_of_python_and_of_the_core(monkeypatch, capfd, level, shown):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setenv("AIACC_LOG_LEVEL", level)
+    log.follow_level(3)
+    of_python = logging.getLogger("aiacc.autotune")
+    for write, text in (
+        (of_python.info, "a"),
+        (of_python.warning, "b"),
+        (_core.log_info, "c"),
+        (_core.log_warning, "d"),
+    ):
+        write(f"[said] {text}")
+    said = capfd.readouterr().err
+    assert re.findall(r"^\[aiacc \S+ rank 3 \w+\] \[said\] (.)$", said, re.M) == list(shown)
+    logging.root.handlers.append(logging.NullHandler())
+    of_python.error("of the application, which has handlers")
+    assert capfd.readouterr().err == ""
+    monkeypatch.undo()
+    log.follow_level()

@@ -306,6 +306,7 @@ def test_more_ranks_than_gpus_are_staged(capfd):
     env = {"AIACC_LOG_LEVEL": "info"}
     assert fake_gpu.run_ranks(3, _chosen_engine, env=env) == ["staged"] * 3
     log = capfd.readouterr().err
+    assert log.count("aiacc 0.1.0: 3 ranks on 1 host, engine hierarchical, 2 lanes, units of ") == 1
     assert log.count("tensors on GPUs are staged: ranks 0, 1, 2 of host") == 1
     assert "see 2 GPUs together" in log
 

@@ -27,6 +27,29 @@ def test_addresses_token_and_epoch_of_the_job():
     assert job_plan.new_token() != job_plan.new_token()
 
 
+@pytest.mark.parametrize(
+    ("hosts", "common", "nccl", "line"),
+    [
+        (
+            "aabb",
+            {"lanes": 4},
+            "",
+            "aiacc 1.2: 4 ranks on 2 hosts, engine hierarchical, 4 lanes, units of 2 MiB; tensors "
+            "on GPUs staged, no NCCL",
+        ),
+        (
+            "ab",
+            {"engines": WITH_NCCL, "lanes": 1, "gpu_lanes": 2},
+            "2.29.7",
+            "aiacc 1.2: 2 ranks on 2 hosts, engine tcp, 1 lane, units of 2 MiB; tensors on GPUs by "
+            "nccl on 2 lanes, NCCL 2.29.7",
+        ),
+    ],
+)
+def test_what_runs_in_a_line(hosts, common, nccl, line):
+    assert plan(hosts, **common).summary("1.2", 2097152, nccl) == line
+
+
 def test_a_row_survives_the_wire():
     full = row(3, 5, local_rank=1, local_size=2, equal={"A": 4096, "B": True}, gpus=["1a:00.0"])
     assert job_plan.Contribution.decode(full.encode()) == full
