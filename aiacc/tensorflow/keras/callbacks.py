@@ -220,7 +220,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
         Args:
             initial_lr: Learning rate that is multiplied.
-            multiplier: Constant, or function of the epoch.
+            multiplier: Constant, or function of the epoch. A constant c is c in every epoch, as
+                Horovod's documentation says; its code takes ``c ** (epoch - start_epoch)``, for
+                which a function may be given.
             start_epoch: First epoch that it is for.
             end_epoch: First that it is not for any more.
             staircase: Change it per epoch; otherwise per batch, with fractions of an epoch.
@@ -311,7 +313,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             warmup_epochs: How long it lasts.
             momentum_correction: See `LearningRateScheduleCallback`.
             steps_per_epoch: See `LearningRateScheduleCallback`.
-            verbose: 1: print the learning rate at its end.
+            verbose: 1: rank 0 prints the learning rate at its end.
 
         Raises:
             TypeError: An argument of a wrong type.
@@ -337,7 +339,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Tell that the warm-up is over."""
         super().on_epoch_end(epoch, logs)
-        if epoch == self._warmup_epochs - 1 and self._verbose:
+        if epoch == self._warmup_epochs - 1 and self._verbose and hvd.rank() == 0:
             rate = _learning_rate(self.model)
             sys.stdout.write(
                 f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.\n"

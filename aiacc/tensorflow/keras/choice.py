@@ -6,6 +6,8 @@ are of this one. `DistributedOptimizer` takes optimizers of either.
 
 from __future__ import annotations
 
+import functools
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +33,29 @@ def keras_3() -> Any:
     return found
 
 
+def _accept_argument_of_keras_2(model_class: Any) -> None:
+    """Let ``compile`` of Keras 3 take what Horovod's examples give to that of Keras 2."""
+    # Keras compares a model's `compile` with that of the class that defines it.
+    owner = next(one for one in model_class.__mro__ if "compile" in vars(one))
+    original = owner.compile
+
+    @functools.wraps(original)
+    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.pop("experimental_run_tf_function", None) is not None:
+            warnings.warn(
+                "experimental_run_tf_function has no effect with Keras 3 (expected in Keras 2, "
+                "where Horovod's optimizer needed it); leave it out",
+                stacklevel=2,
+            )
+        return original(self, *args, **kwargs)
+
+    owner.compile = compile
+
+
 if TYPE_CHECKING:
     import keras as keras
 elif tf.keras.Model.__module__.startswith("tf_keras."):
     keras = import_module("tf_keras")
 else:
     keras = keras_3()
+    _accept_argument_of_keras_2(keras.Model)

@@ -1,6 +1,8 @@
 """Two ranks learn with Keras what one process learns from the data of both; and tapes do."""
 
+import contextlib
 import copy
+import io
 from pathlib import Path
 
 import numpy as np
@@ -310,7 +312,10 @@ def test_callbacks(tmp_path):
             best = callbacks.BestModelCheckpoint(monitor="loss")
             best.filepath = f"{tmp_path}/best.keras"
             chosen.append(best)
-        history = fit(model, batch_size=8, epochs=4, callbacks=chosen).history
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            history = fit(model, batch_size=8, epochs=4, callbacks=chosen).history
+        assert ("Epoch 2: finished gradual" in said.getvalue()) == (hvd.rank() == 0)
         assert chosen[5].rates == [0.025, 0.03, 0.035, 0.04, 0.004, 0.004, 0.005, 0.005]
         assert history["lr"] == pytest.approx([0.03, 0.04, 0.004, 0.005])
         assert np.isfinite(history["loss"]).all()

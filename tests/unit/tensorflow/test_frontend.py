@@ -154,3 +154,13 @@ def test_codecs_of_operations_and_of_gradients_without_feedback_are_taken():
     assert to_send(compressor_of("mstopk"), [tf.constant([1.0])], op=1)[2] > 256
     with pytest.raises(ValueError, match=r"powersgd of an operation .*torch's"):
         to_send(compressor_of("powersgd"), [tf.constant([1.0])], op=1)
+
+
+def test_an_argument_of_keras_2_in_horovods_examples_is_accepted_with_a_word():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    with pytest.warns(UserWarning, match="experimental_run_tf_function .* Keras 3") as told:
+        model.compile("sgd", "mse", experimental_run_tf_function=False)
+    assert told[0].filename == __file__
+    model.compile_from_config(model.get_compile_config())  # which warns of a strange `compile`
+    with pytest.raises(TypeError, match="experimental"):
+        model.compile("sgd", "mse", experimental=False)
