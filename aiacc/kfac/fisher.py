@@ -39,7 +39,8 @@ def sample_targets(
 
     Args:
         outputs: Of the model. The classes of a cross entropy are on axis 1, as torch has them; a
-            term of a squared error has the last axis.
+            term of a squared error has the last axis. Where they are not finite any target is
+            drawn: the loss is not finite there.
         loss: CrossEntropyLoss without weights and smoothing; MSELoss, whose noise has the variance
             1/2, or with the mean over C outputs C/2; BCEWithLogitsLoss without weights, of one
             output or as a sum.
@@ -63,7 +64,9 @@ def sample_targets(
                 f"ignore_index={loss.ignore_index} is one of {probabilities.shape[-1]} classes "
                 f"(expected none of them, for it may be drawn); use {_IGNORED}"
             )
-        drawn = torch.multinomial(probabilities.flatten(0, -2), 1, generator=generator)
+        # A device would abort at a distribution of NaN; all classes alike stand for it.
+        likely = probabilities.flatten(0, -2).nan_to_num(1.0)
+        drawn = torch.multinomial(likely, 1, generator=generator)
         drawn = drawn.view(probabilities.shape[:-1])
         if targets is None or targets.is_floating_point():
             return drawn
@@ -84,7 +87,7 @@ def sample_targets(
                 f"{loss} with weights, or a mean over {outputs.shape[-1]} outputs, is no "
                 "likelihood (expected no weights, and a sum or one output)"
             )
-        return torch.bernoulli(outputs.sigmoid(), generator=generator)
+        return torch.bernoulli(outputs.sigmoid().nan_to_num(0.5), generator=generator)
     raise TypeError(
         f"no targets can be drawn for {loss} (expected one of {_KNOWN}); draw them yourself, or "
         "use the empirical Fisher matrix"

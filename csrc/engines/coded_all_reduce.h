@@ -47,7 +47,8 @@ struct CodedReduce {
 /// With a residual, a rank gives values + residual and keeps there what the code has lost of it;
 /// the owner of a shard also what the sum has lost. So sums and residuals together lose nothing
 /// (error feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019). Of what is not
-/// finite no residual is kept: it is NaN or infinite in the sum.
+/// finite no residual is kept: it is NaN or infinite in the sum. Of the largest only the first such
+/// value of a rank is: the rank sends zeros beside it (select.h).
 void coded_all_reduce(
     Engine& engine, int lane, const CodedReduce& reduce, int rank, int ranks, CodedMemory& memory);
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -45,6 +46,8 @@ from aiacc.torch.kfac.state import Checkpoint
 from aiacc.torch.optimizer_mixin import DistributedOptimizerMixin, check_passes
 
 _numbers = itertools.count()
+#: By layer: whose hooks it has.
+_owners: weakref.WeakKeyDictionary[nn.Module, weakref.ref[KFAC]] = weakref.WeakKeyDictionary()
 
 
 class KFAC:
@@ -98,6 +101,9 @@ class KFAC:
         costs: StageCosts | None = None,
     ) -> None:
         """Hook the layers of ``model``: linear ones, convolutions and embeddings.
+
+        A KFAC that has hooks in one of them is detached, for a layer has factors once: make that
+        again, too, if it is for other layers.
 
         Numbers marked * may be functions of the number of the step, which is from 0.
 
@@ -195,6 +201,8 @@ class KFAC:
         self._whole = True
         self._unchecked = False
         self._report = Report(solve=solve)
+        self._detached = ""
+        self._take_over()
         self._capture = Capture(model, self._layers, self._ready, approx)
         self._capture.passes = self._number_of_passes
         self._capture.watch(optimizer)
@@ -217,6 +225,7 @@ class KFAC:
 
         Call it after the forward pass and before ``backward()``, in every step; it does nothing in
         those that build no factors. It costs a backward pass, and leaves gradients as they are.
+        What comes of predictions that are not finite is not finite, and enters no mean.
 
         Args:
             outputs: Of the model, with their graph.
@@ -227,7 +236,7 @@ class KFAC:
 
         Raises:
             TypeError: A loss that has no distribution; outputs or targets that are no tensors.
-            ValueError: Targets of another shape.
+            ValueError: Targets of another shape; it is detached.
         """
         tensor = arguments.of(torch.Tensor, "a torch.Tensor")
         arguments.check(
@@ -235,6 +244,7 @@ class KFAC:
             outputs=tensor,
             targets=arguments.or_none(tensor),
         )
+        self._check_attached()
         if not self._capture.wanted or all(layer.why_not for layer in self._layers):
             return
         scaler = self._options.grad_scaler
@@ -258,8 +268,10 @@ class KFAC:
         Raises:
             CollectiveError: An operation failed; gradients may be of this rank, or reduced, but are
                 not preconditioned.
-            ValueError: In the first step, if the ranks differ; a schedule gave a bad value.
+            ValueError: In the first step, if the ranks differ; a schedule gave a bad value; it is
+                detached.
         """
+        self._check_attached()
         device = self._layers[0].weight.device.type
         with torch.no_grad(), torch.autocast(device, enabled=False):
             execution = self._agreed()
@@ -332,10 +344,30 @@ class KFAC:
         self._begin()
 
     def detach(self) -> None:
-        """Remove the hooks, and leave what sets were formed; do not call `step` any more."""
+        """Remove the hooks, and leave what sets were formed; `step` is an error from now on."""
+        self._detach("by detach()")
+
+    def _detach(self, how: str) -> None:
+        self._detached = self._detached or how
         self._capture.detach()
         self._fuser.detach()
         self._ranks.leave()
+
+    def _take_over(self) -> None:
+        """Let these layers have no other hooks than ours."""
+        for layer in self._layers:
+            reference = _owners.get(layer.module)
+            other = None if reference is None else reference()
+            if other is not None and not other._detached:
+                other._detach(f"for another KFAC has been made, of layer {layer.name!r} too")
+            _owners[layer.module] = weakref.ref(self)
+
+    def _check_attached(self) -> None:
+        if self._detached:
+            raise ValueError(
+                f"K-FAC is detached {self._detached} (expected the one whose hooks the model has); "
+                "call the newer one, or make a new one"
+            )
 
     # --- parts of a step
 
@@ -436,6 +468,8 @@ class KFAC:
 
     def _restart(self) -> None:
         """In a job that starts anew, and may divide factors otherwise."""
+        if self._detached:
+            return
         if self._execution is not None and not self._whole:
             self._execution.forget_divided()
         self._execution, self._uses_known = None, False

@@ -186,6 +186,41 @@ def test_sampled_targets_build_g_and_leave_gradients_alone():
         kfac.step()
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(), nn.BCEWithLogitsLoss(reduction="sum"), nn.MSELoss()]
+)
+def test_predictions_that_are_not_finite_change_no_factor(loss, bad):
+    model, sgd, kfac = training(nn.Sequential(nn.Linear(3, 4)).double(), fisher="mc")
+    states = []
+    for number in (1.0, bad):
+        sgd.zero_grad()
+        outputs = model(torch.full((2, 3), number, dtype=torch.float64))
+        kfac.sample(outputs, loss)
+        outputs.sum().backward()
+        kfac.step()
+        states.append(copied(kfac))
+    assert_same(*states)
+    assert kfac.report().dropped == 2
+
+
+def test_a_second_one_of_a_layer_takes_off_the_hooks_of_the_first():
+    model, sgd, first = training()
+    _, _, of_a_part = training(model, skip_layers=["0"])
+    backward(model)
+    with pytest.raises(ValueError, match="detached for another KFAC .* of layer '2'"):
+        first.step()
+    sgd.zero_grad()
+    _, _, last = training(model)
+    assert sum(len(module._forward_hooks) for module in model.children()) == 2
+    _check_step(model, last, backward(model))
+    last.detach()
+    assert not any(module._forward_hooks for module in model.modules())
+    for call in (of_a_part.step, last.step, lambda: last.sample(torch.ones(1), nn.MSELoss())):
+        with pytest.raises(ValueError, match="K-FAC is detached"):
+            call()
+
+
 def test_evaluation_and_copies_of_the_model_add_nothing():
     model, _, kfac = training()
     seen = backward(model)
