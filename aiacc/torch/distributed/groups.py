@@ -72,6 +72,21 @@ class _Job:
         return tuple(known.index(one) for one in ranks)
 
 
+def series_of(group_id: str, ranks: tuple[int, ...]) -> str:
+    """The series of a group, as errors name it: "group 3 of ranks 0 to 7". Pure.
+
+    torch counts the groups that a rank has seen, so others may have the same number, but not with
+    the same first rank. The core takes what is before a dot for a verb, so it has none.
+    """
+    first, last = ranks[0], ranks[-1]
+    if len(ranks) > 2 and last - first == len(ranks) - 1:
+        members = f"ranks {first} to {last}"
+    else:
+        some = ", ".join(map(str, ranks[:4])) + (" and others" if len(ranks) > 4 else "")
+        members = f"rank{'s' * (len(ranks) > 1)} {some}"
+    return f"group {group_id} of {members}".replace(".", "_")
+
+
 _job = _Job()
 basics.at_init(_job.forget)
 
@@ -95,9 +110,7 @@ def open_group(options: Any) -> tuple[Group, bool]:
             f"[torch] group of ranks {list(of_torch)} (expected them to ascend); leave out "
             "sort_ranks=False"
         )
-    # torch counts the groups that a rank has seen, so others may have the same number, but not with
-    # the same first rank. The core takes what is before a dot for a verb.
-    series = f"{options.group_id} from {ranks[0]}".replace(".", "_")
+    series = series_of(str(options.group_id), ranks)
     if len(ranks) == basics.size():
         return Group(series, global_process_set, rank, ranks), owns_runtime
     return Group(series, form_process_set(series, ranks), rank, ranks), owns_runtime

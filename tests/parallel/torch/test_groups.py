@@ -5,12 +5,27 @@ import torch
 import torch.distributed as dist
 
 import aiacc
+from aiacc.torch.distributed.groups import series_of
 from tests.parallel.torch.test_process_group import check_every_operation
 from tests.support.jobs import on_ranks
 from tests.support.process_group import assert_equal, in_group, join, lose
 
 #: Overlapping, disjoint, of one rank, nested, of all ranks, the same ranks twice.
 RANKS = [[0, 1, 2], [1, 2, 3], [0, 1], [2, 3], [3], [1, 2], [0, 1, 2, 3], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "members"),
+    [
+        ((3,), "rank 3"),
+        ((1, 2), "ranks 1, 2"),
+        ((1, 2, 3), "ranks 1 to 3"),
+        ((0, 2, 4), "ranks 0, 2, 4"),
+        ((0, 2, 4, 6, 9), "ranks 0, 2, 4, 6 and others"),
+    ],
+)
+def test_errors_call_a_group_by_its_ranks(ranks, members):
+    assert series_of("a.3", ranks) == f"group a_3 of {members}"
 
 
 @in_group(4)
