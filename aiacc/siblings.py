@@ -2,8 +2,9 @@
 
 Nothing tells children of ``torch.multiprocessing.spawn`` of each other, so each of them trains for
 itself, in silence. Children of a shell, or of a test runner, are left in peace: they are programs
-of their own, while `multiprocessing` divides one. And what a rank starts inherits the variables
-that make it a rank: such children of all ranks would be a job of their own, or part of this one.
+of their own, while `multiprocessing` divides one. And what a rank starts, before it is one or
+later, inherits the variables that make it a rank: such children of all ranks would be a job of
+their own, or part of this one.
 
 Each child that is alone holds a name in the abstract name space of Unix sockets, and each rank a
 piece of memory with a name, which others see in ``/proc``. The kernel frees both when the process
@@ -75,24 +76,44 @@ def be_no_rank() -> None:
 os.register_at_fork(after_in_child=be_no_rank)
 
 
-def error_of_child(told: str, *, chosen: bool) -> str:
-    """Why this process cannot be the rank that it was told to be: one that has started it is.
+#: What a program does that a rank starts, and that is none.
+_ALONE = (
+    "set AIACC_RANK=0 and AIACC_SIZE=1 for a program that a rank starts to be alone, or start it by "
+    "a launcher of its own, without AIACC_RANK, AIACC_SIZE and AIACC_ADDR"
+)
+#: The same for one whose ranks meet in the store that torchrun's variables name.
+ALONE_IN_TORCH = (
+    "give init_process_group of a program that a rank starts store=torch.distributed.HashStore(), "
+    "rank=0 and world_size=1 for it to be alone, or start it by a torchrun of its own"
+)
+
+
+def error_of_child(told: str, *, chosen: bool, alone: str = _ALONE) -> str:
+    """Why this process cannot be the rank that it was told to be: a parent or child of it is.
 
     Args:
         told: As for `be_rank`.
         chosen: The ranks are to find each other by that. Else they have another way, which may be
             that of another job, unless this process only imports the script of the rank.
+        alone: What to do for a program that is to be no rank.
 
     Returns:
-        "" if no ancestor is that rank.
+        "" if neither an ancestor nor a descendant is that rank.
     """
     imports = _imports_script()
     if not told or not (chosen or imports):
         return ""
+    who = told.partition(":")[0]
     rank = next((pid for pid in ancestors() if _is_rank(pid, told)), None)
     if rank is None:
-        return ""
-    text = f"[bootstrap] {told.partition(':')[0]} is process {rank}, which has started this one"
+        child = next((pid for pid in _descendants() if _is_rank(pid, told)), None)
+        if child is None:
+            return ""
+        return (
+            f"[bootstrap] {who} is process {child}, which this one has started, and which has "
+            f"inherited its variables (expected one process for each rank); {alone}"
+        )
+    text = f"[bootstrap] {who} is process {rank}, which has started this one"
     if imports:
         return (
             f"{text} as a worker of multiprocessing, of a DataLoader perhaps; that imports the "
@@ -100,9 +121,8 @@ def error_of_child(told: str, *, chosen: bool) -> str:
             'does below `if __name__ == "__main__":`'
         )
     return (
-        f"{text}; this one has inherited its variables (expected one process for each rank); set "
-        "AIACC_RANK=0 and AIACC_SIZE=1 for a program that a rank starts to be alone, or start it "
-        "by a launcher of its own, without AIACC_RANK, AIACC_SIZE and AIACC_ADDR"
+        f"{text}; this one has inherited its variables (expected one process for each rank); "
+        f"{alone}"
     )
 
 
@@ -138,6 +158,17 @@ def ancestors() -> Iterator[str]:
         if process == "0":
             return
         yield process
+
+
+def _descendants() -> Iterator[str]:
+    """Process ids of the children of this process, of their children and so on."""
+    parents = [str(os.getpid())]
+    while parents:
+        for children in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found = children.read_text().split()
+                parents += found
+                yield from found
 
 
 def _multiprocessing_parent() -> int | None:

@@ -30,9 +30,10 @@ from aiacc.bootstrap.look import settle
 from aiacc.bootstrap.mpi_start import meet_in_mpi
 from aiacc.bootstrap.processes import fill_standard_descriptors, lack_of_addresses
 from aiacc.bootstrap.provider import AloneProvider, command_line
+from aiacc.bootstrap.providers.store import StoreProvider
 from aiacc.bootstrap.reach import Presence
 from aiacc.bootstrap.rendezvous import RendezvousProvider
-from aiacc.bootstrap.selection import told
+from aiacc.bootstrap.selection import told, told_by
 from aiacc.config import LauncherEnvironment, launcher_environment, own_variables
 from aiacc.exceptions import BootstrapError, CollectiveError
 from aiacc.unknown_variables import warning_about
@@ -60,7 +61,12 @@ def start(provider: Provider | None = None) -> JobPlan:
         config = _core.config()
         log.follow_level()
         mine = told(environment, config)
-        if problem := siblings.error_of_child(mine, chosen=chosen):
+        problem = siblings.error_of_child(mine, chosen=chosen)
+        if isinstance(provider, StoreProvider) and provider.is_of(environment.torchrun):
+            problem = siblings.error_of_child(
+                told_by(environment.torchrun), chosen=True, alone=siblings.ALONE_IN_TORCH
+            )
+        if problem:
             raise BootstrapError(problem)
         if provider is None:
             provider = select_provider(environment, config)

@@ -70,7 +70,11 @@ def told(environment: LauncherEnvironment, config: Config) -> str:
     rank, size, address, _, path = explicit = [str(config[name]) for name in names]
     if str(UNKNOWN) not in (rank, size) and (size == "1" or address or path):
         return f"rank {rank} of {size}: {' '.join(explicit)}" if size != "1" else ""
-    launcher = launcher_of(environment)
+    return told_by(launcher_of(environment))
+
+
+def told_by(launcher: Launcher | None) -> str:
+    """The same where that is the word of a launcher."""
     if launcher is None or launcher.size == 1:
         return ""
     text = f"rank {launcher.rank} of {launcher.size}: {dataclasses.replace(launcher, distance=0)}"

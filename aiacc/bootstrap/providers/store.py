@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from aiacc.bootstrap.provider import GENERATIONS, Deadline, check_payload, rank_list
+from aiacc.config import TorchrunEnvironment
 from aiacc.exceptions import BootstrapError
 
 
@@ -26,9 +27,16 @@ class StoreProvider:
         self.rank = rank
         self.size = size
         self.generation = GENERATIONS.next()
-        self.meeting_host = _host_of(store)
+        self.meeting_host, self._port = _address_of(store)
         self._store = store
         self._round = 0
+
+    def is_of(self, launcher: TorchrunEnvironment | None) -> bool:
+        """Whether the ranks and the store are those that torchrun's variables name."""
+        return launcher is not None and (
+            (self.rank, self.size, self.meeting_host, self._port)
+            == (launcher.rank, launcher.size, launcher.master_addr, launcher.master_port)
+        )
 
     def all_gather(self, payload: bytes, *, timeout_s: float) -> list[bytes]:
         """Exchange one payload per rank; see `provider.Provider.all_gather`."""
@@ -60,8 +68,8 @@ class StoreProvider:
         """The store belongs to torch."""
 
 
-def _host_of(store: Any) -> str:
-    """Where a TCPStore below prefixes is; "" for another store."""
+def _address_of(store: Any) -> tuple[str, int]:
+    """Where a TCPStore below prefixes is; ("", 0) for another store."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    return str(getattr(store, "host", ""))
+    return str(getattr(store, "host", "")), int(getattr(store, "port", 0))

@@ -17,13 +17,14 @@ from urllib.parse import parse_qs, urlparse
 
 import torch.distributed as dist
 
-from aiacc import _core
+from aiacc import _core, siblings
 from aiacc.bootstrap import Provider, host_id, select_provider
 from aiacc.bootstrap.address import split_address
 from aiacc.bootstrap.interfaces import observe
 from aiacc.bootstrap.look import settle
 from aiacc.bootstrap.provider import AloneProvider
 from aiacc.bootstrap.reach import Presence
+from aiacc.bootstrap.selection import told
 from aiacc.bootstrap.untrusted import read_object
 from aiacc.config import launcher_environment
 from aiacc.exceptions import BootstrapError
@@ -80,7 +81,10 @@ class _Handler:
 
 def _launched() -> Provider | None:
     """How the ranks find each other; None if nothing says that there are any."""
-    provider = select_provider(launcher_environment(), _core.config())
+    environment, config = launcher_environment(), _core.config()
+    if problem := siblings.error_of_child(told(environment, config), chosen=True):
+        raise BootstrapError(problem) from None
+    provider = select_provider(environment, config)
     return None if isinstance(provider, AloneProvider) and not provider.told else provider
 
 

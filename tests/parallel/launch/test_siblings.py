@@ -144,6 +144,40 @@ worker.start()
 worker.join()
 assert worker.exitcode == 1
 """
+GROUP_OF_CHILDREN = """
+import subprocess, sys
+import torch.distributed as dist
+import aiacc, aiacc.torch as hvd
+if sys.argv[1:] == ["child"]:
+    try:
+        dist.init_process_group("aiacc")
+    except aiacc.BootstrapError as error:
+        print(f"{error}\\n", end="", flush=True)
+    dist.init_process_group("aiacc", store=dist.HashStore(), rank=0, world_size=1)
+    print(f"{hvd.rank()} of {hvd.size()}\\n", end="", flush=True)
+    dist.destroy_process_group()
+else:
+    hvd.init()
+    subprocess.run([sys.executable, __file__, "child"], check=True)
+    hvd.barrier()
+"""
+CHILD_BEFORE = """
+import subprocess, sys
+import aiacc
+if sys.argv[1:] == ["child"]:
+    aiacc.init()
+    print("up", flush=True)
+    sys.stdin.read()
+else:
+    command = [sys.executable, __file__, "child"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as child:
+        assert child.stdout.readline() == b"up\\n"
+        try:
+            aiacc.init()
+        except aiacc.BootstrapError as error:
+            print(f"{error}\\n", end="", flush=True)
+"""
 LAUNCHERS = [
     "aiaccrun",
     "torchrun",
@@ -171,6 +205,25 @@ def test_what_a_rank_starts_is_not_that_rank(launcher, tmp_path):
         assert said.count(f"{rank} of 2\n") == bool(afterwards)  # when the rank is none any more
     assert said.count("set AIACC_RANK=0 and AIACC_SIZE=1") == 4
     assert said.count("0 of 1\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("launcher", "remedy"),
+    [("aiaccrun", "set AIACC_RANK=0 and"), ("torchrun", "store=torch.distributed.HashStore(), rank=0")],
+)
+def test_what_a_rank_starts_is_not_that_rank_of_a_group_of_torch(launcher, remedy, tmp_path):
+    said = run_script(launcher, tmp_path, GROUP_OF_CHILDREN)
+    for rank in range(2):
+        assert said.count(f"rank {rank} of 2 is process ") == 1
+    assert said.count(remedy) == said.count("0 of 1\n") == 2
+
+
+@pytest.mark.parametrize("launcher", ["aiaccrun", "torchrun"])
+def test_a_rank_whose_child_has_come_before_it_is_told(launcher, tmp_path):
+    said = run_script(launcher, tmp_path, CHILD_BEFORE)
+    for rank in range(2):
+        assert said.count(f"rank {rank} of 2 is process ") == 1
+    assert said.count(", which this one has started, and which has inherited") == 2
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
