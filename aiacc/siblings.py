@@ -78,8 +78,8 @@ os.register_at_fork(after_in_child=be_no_rank)
 
 #: What a program does that a rank starts, and that is none.
 _ALONE = (
-    "set AIACC_RANK=0 and AIACC_SIZE=1 for a program that a rank starts to be alone, or start it by "
-    "a launcher of its own, without AIACC_RANK, AIACC_SIZE and AIACC_ADDR"
+    "set AIACC_RANK=0 and AIACC_SIZE=1 for a program that a rank starts to be alone, or start it "
+    "by a launcher of its own, without AIACC_RANK, AIACC_SIZE and AIACC_ADDR"
 )
 #: The same for one whose ranks meet in the store that torchrun's variables name.
 ALONE_IN_TORCH = (

@@ -1,4 +1,4 @@
-"""Every block of code in docs/migrating-from-horovod.md runs, on two ranks."""
+"""Every block of code in README.md and docs/migrating-from-horovod.md runs, on two ranks."""
 
 import re
 import shlex
@@ -14,12 +14,14 @@ PAGE = (ROOT / "docs" / "migrating-from-horovod.md").read_text()
 RECIPES = re.findall(r"^## (\d+\. .*?)\n(.*?)(?=^## )", PAGE, re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = [(title, *block) for title, text in RECIPES for block in FENCE.findall(text)]
+README = FENCE.findall((ROOT / "README.md").read_text())
 
 
 def test_page_has_ten_recipes():
     assert [title.partition(".")[0] for title, _ in RECIPES] == [str(n + 1) for n in range(10)]
     assert {title for title, *_ in BLOCKS} == {title for title, _ in RECIPES}
     assert {language for _, language, _ in BLOCKS} == {"python", "sh"}
+    assert [language for language, _ in README] == ["python"]
 
 
 def _run(code, title):
@@ -28,7 +30,11 @@ def _run(code, title):
 
 @pytest.mark.parametrize(
     ("title", "code"),
-    [pytest.param(title, code, id=title) for title, kind, code in BLOCKS if kind == "python"],
+    [
+        pytest.param(title, code, id=title)
+        for title, kind, code in [*BLOCKS, *(("README", *block) for block in README)]
+        if kind == "python"
+    ],
 )
 def test_recipe(title, code):
     run_ranks(2, _run, code, title)
