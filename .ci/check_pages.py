@@ -1,4 +1,4 @@
-"""Checks that pages say what the code and the result files say, and that nothing installs strangers.
+"""Checks that pages say what the code and result files say, and that nothing installs strangers.
 
 The former needs the core, which `make build` makes; without it there is nothing to compare with,
 which only CI (AIACC_CI=1) takes for a failure.

@@ -58,7 +58,9 @@ def test_under_every_launcher(launcher, size, tmp_path):
     assert int(ranks) == size
     if not options:
         number = r"(\d+\.\d+)"
-        words = [re.escape(text).replace(r"\.\.\.", ".*") for text in re.split(number, PRINTED)[::2]]
+        words = [
+            re.escape(text).replace(r"\.\.\.", ".*") for text in re.split(number, PRINTED)[::2]
+        ]
         found = re.search(number.join(words), ended.stdout, re.DOTALL)
         assert found, ended.stdout
         *losses, accuracy = map(float, found.groups())

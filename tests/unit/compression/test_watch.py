@@ -28,7 +28,10 @@ def test_visits_go_there_and_back_and_a_line_says_what_was_measured():
     watch = CompressionWatch()
     assert watch.describe("") == "compression: comparing (measured steps: none yet)"
     for seconds, said in (
-        (0.8, "the predicted mix: int8 (measured steps: none 1 s, bf16 0.9 s, predicted mix 0.8 s)"),
+        (
+            0.8,
+            "the predicted mix: int8 (measured steps: none 1 s, bf16 0.9 s, predicted mix 0.8 s)",
+        ),
         (
             0.9,
             "bf16 (measured steps: none 1 s, bf16 0.9 s, predicted mix 0.9 s); "
