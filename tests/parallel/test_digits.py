@@ -42,32 +42,28 @@ def job_of_one():
         pytest.param("python", 1, marks=pytest.mark.nightly),
     ],
 )
-def test_under_every_launcher(launcher, size, tmp_path):
+def test_under_every_launcher(launcher, size):
     # All of it once, the start elsewhere.
     options = [] if launcher == "aiaccrun" else ["--max-steps", "6"]
     if launcher in LINES:
-        srun = tmp_path / "srun"
-        srun.write_text('#!/bin/sh\nexec python -m tests.support.fake_srun "$@"\n')
-        srun.chmod(0o755)
-        path = f"{Path(sys.executable).parent}:{tmp_path}:{os.environ['PATH']}"
-        line = " ".join([LINES[launcher], *options])
-        ended = run_program(["sh", "-c", line], env=rank_environment({"PATH": path}), check=True)
+        srun = 'srun() { python -m tests.support.fake_srun "$@"; }'
+        line = ["sh", "-c", f"{srun}; {LINES[launcher]} {' '.join(options)}"]
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        ended = run_program(line, env=rank_environment({"PATH": path}), check=True)
     else:
         ended = run_example(launcher, size, "digits.py", *options)
     (ranks,) = SUMMARY.findall(ended.stdout)
     assert int(ranks) == size
     if not options:
         number = r"(\d+\.\d+)"
-        words = [
-            re.escape(text).replace(r"\.\.\.", ".*") for text in re.split(number, PRINTED)[::2]
-        ]
-        found = re.search(number.join(words), ended.stdout, re.DOTALL)
-        assert found, ended.stdout
+        words = map(re.escape, re.split(number, PRINTED)[::2])
+        pattern = number.join(words).replace(r"\.\.\.", ".*")
+        found = re.search(pattern, ended.stdout, re.DOTALL)
         *losses, accuracy = map(float, found.groups())
-        *said, said_accuracy = map(float, re.findall(number, PRINTED))
+        *said, accuracy_said = map(float, re.findall(number, PRINTED))
         # Another processor rounds otherwise; an image is 0.28 %.
         assert losses == pytest.approx(said, rel=0.05)
-        assert accuracy == pytest.approx(said_accuracy, abs=0.3)
+        assert accuracy == pytest.approx(accuracy_said, abs=0.3)
     assert "[####" not in ended.stdout  # though mpirun of Open MPI gives rank 0 a terminal
 
 

@@ -66,10 +66,9 @@ def _told_at_the_end(of, steps):
     dist.init_process_group("aiacc")
     model = torch.nn.Linear(3, 2)
     sgd = torch.optim.SGD(model.parameters(), 0.1)
-    if of == "ddp":
-        model = DistributedDataParallel(model)
-    else:
+    if of == "optimizer":
         sgd = hvd.DistributedOptimizer(sgd, model.named_parameters())
+    model = DistributedDataParallel(model) if of == "ddp" else model
     for _ in range(steps):
         sgd.zero_grad()
         model(torch.ones(1, 3)).sum().backward()

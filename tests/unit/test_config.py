@@ -156,11 +156,7 @@ def test_only_one_rank_warns():
     ("variables", "error", "text"),
     [
         ("AIACC_RANK=0 AIACC_SIZE=2 AIACC_ADR=a", BootstrapError, "AIACC_ADDR.*AIACC_ADR .did you"),
-        (
-            "AIACC_RANKS=3 AIACC_LANES=foo",
-            ValueError,
-            "AIACC_LANES.*AIACC_RANKS .did you mean AIACC",
-        ),
+        ("AIACC_RANKS=3 AIACC_LANES=foo", ValueError, "AIACC_LANES.*AIACC_RANKS .did you mean"),
     ],
 )
 def test_typos_are_part_of_an_error(monkeypatch, variables, error, text):
@@ -178,17 +174,13 @@ def test_one_level_governs_the_logs_of_python_and_of_the_core(monkeypatch, capfd
     monkeypatch.setenv("AIACC_LOG_LEVEL", level)
     log.follow_level(3)
     of_python = logging.getLogger("aiacc.autotune")
-    for write, text in (
-        (of_python.info, "a"),
-        (of_python.warning, "b"),
-        (_core.log_info, "c"),
-        (_core.log_warning, "d"),
-    ):
-        write(f"[said] {text}")
+    writers = (of_python.info, of_python.warning, _core.log_info, _core.log_warning)
+    for write, text in zip(writers, "abcd", strict=True):
+        write(text)
     said = capfd.readouterr().err
-    assert re.findall(r"^\[aiacc \S+ rank 3 \w+\] \[said\] (.)$", said, re.M) == list(shown)
+    assert re.findall(r"^\[aiacc \S+ rank 3 \w+\] (.)$", said, re.M) == list(shown)
     logging.root.handlers.append(logging.NullHandler())
-    of_python.error("of the application, which has handlers")
+    of_python.error("of an application that has handlers of its own")
     assert capfd.readouterr().err == ""
     monkeypatch.undo()
     log.follow_level()

@@ -3,7 +3,6 @@
 import multiprocessing
 import subprocess
 import sys
-import textwrap
 import warnings
 
 import pytest
@@ -77,33 +76,29 @@ def test_processes_that_multiprocessing_did_not_start_are_not_told():
         assert one.returncode == 0
 
 
+WORKERS = """
+import multiprocessing
+import aiacc
+aiacc.init()
+def work(together):
+    assert aiacc.is_initialized()
+    together.wait()
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    together = context.Barrier(2)
+    workers = [context.Process(target=work, args=(together,)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+"""
+
+
 def test_workers_that_import_a_script_which_initialises(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import multiprocessing
-            import aiacc
-
-            aiacc.init()
-
-            def work(together):
-                assert aiacc.is_initialized()
-                together.wait()
-
-            if __name__ == "__main__":
-                context = multiprocessing.get_context("spawn")
-                together = context.Barrier(2)
-                workers = [context.Process(target=work, args=(together,)) for _ in range(2)]
-                for worker in workers:
-                    worker.start()
-                for worker in workers:
-                    worker.join()
-                    assert worker.exitcode == 0
-            """
-        )
-    )
-    done = run_program([sys.executable, str(script)], env=rank_environment({}))
+    (tmp_path / "train.py").write_text(WORKERS)
+    command = [sys.executable, str(tmp_path / "train.py")]
+    done = run_program(command, env=rank_environment({}))
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -146,8 +141,8 @@ assert worker.exitcode == 1
 """
 GROUP_OF_CHILDREN = """
 import subprocess, sys
-import torch.distributed as dist
 import aiacc, aiacc.torch as hvd
+import torch.distributed as dist
 if sys.argv[1:] == ["child"]:
     try:
         dist.init_process_group("aiacc")
@@ -167,16 +162,14 @@ import aiacc
 if sys.argv[1:] == ["child"]:
     aiacc.init()
     print("up", flush=True)
-    sys.stdin.read()
-else:
-    command = [sys.executable, __file__, "child"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes) as child:
-        assert child.stdout.readline() == b"up\\n"
-        try:
-            aiacc.init()
-        except aiacc.BootstrapError as error:
-            print(f"{error}\\n", end="", flush=True)
+    sys.exit(bool(sys.stdin.read()))
+command = [sys.executable, __file__, "child"]
+with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    assert child.stdout.readline() == b"up\\n"
+    try:
+        aiacc.init()
+    except aiacc.BootstrapError as error:
+        print(f"{error}\\n", end="", flush=True)
 """
 LAUNCHERS = [
     "aiaccrun",
@@ -208,22 +201,20 @@ def test_what_a_rank_starts_is_not_that_rank(launcher, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "remedy"),
-    [("aiaccrun", "set AIACC_RANK=0 and"), ("torchrun", "store=torch.distributed.HashStore(),")],
+    ("launcher", "script", "text"),
+    [
+        ("aiaccrun", GROUP_OF_CHILDREN, "set AIACC_RANK=0 and AIACC_SIZE=1"),
+        ("torchrun", GROUP_OF_CHILDREN, "store=torch.distributed.HashStore(), rank=0 and world"),
+        ("aiaccrun", CHILD_BEFORE, ", which this one has started, and which has inherited"),
+        ("torchrun", CHILD_BEFORE, ", which this one has started, and which has inherited"),
+    ],
 )
-def test_what_a_rank_starts_is_not_that_rank_of_a_group_of_torch(launcher, remedy, tmp_path):
-    said = run_script(launcher, tmp_path, GROUP_OF_CHILDREN)
+def test_nor_is_it_in_a_group_of_torch_or_before_the_rank(launcher, script, text, tmp_path):
+    said = run_script(launcher, tmp_path, script)
     for rank in range(2):
         assert said.count(f"rank {rank} of 2 is process ") == 1
-    assert said.count(remedy) == said.count("0 of 1\n") == 2
-
-
-@pytest.mark.parametrize("launcher", ["aiaccrun", "torchrun"])
-def test_a_rank_whose_child_has_come_before_it_is_told(launcher, tmp_path):
-    said = run_script(launcher, tmp_path, CHILD_BEFORE)
-    for rank in range(2):
-        assert said.count(f"rank {rank} of 2 is process ") == 1
-    assert said.count(", which this one has started, and which has inherited") == 2
+    assert said.count(text) == 2
+    assert said.count("0 of 1\n") == (2 if script is GROUP_OF_CHILDREN else 0)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

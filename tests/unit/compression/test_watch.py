@@ -27,19 +27,13 @@ def test_visits_go_there_and_back_and_a_line_says_what_was_measured():
     assert watch.comparisons == 1
     watch = CompressionWatch()
     assert watch.describe("") == "compression: comparing (measured steps: none yet)"
+    measured = "(measured steps: none 1 s, bf16 0.9 s, predicted mix {} s)"
     for seconds, said in (
-        (
-            0.8,
-            "the predicted mix: int8 (measured steps: none 1 s, bf16 0.9 s, predicted mix 0.8 s)",
-        ),
-        (
-            0.9,
-            "bf16 (measured steps: none 1 s, bf16 0.9 s, predicted mix 0.9 s); "
-            "the predicted mix was not faster: int8",
-        ),
+        (0.8, f"the predicted mix: int8 {measured}"),
+        (0.9, f"bf16 {measured}; the predicted mix was not faster: int8"),
     ):
         watch = settled({"none": 1.0, "bf16": 0.9, MIX: seconds})
-        assert watch.describe("int8") == f"compression: keeps {said}"
+        assert watch.describe("int8") == f"compression: keeps {said.format(seconds)}"
 
 
 @pytest.mark.parametrize(

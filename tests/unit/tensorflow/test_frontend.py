@@ -110,15 +110,9 @@ def test_the_library_needs_nothing_of_cpp_from_tensorflow_and_has_no_core_of_its
         ({"groups": 0}, "expected"),
         ({"groups": 2, "op": 2}, "expected"),
         ({"compression": "auto"}, r"compression='auto' .*no chooser.*Compression\.int8"),
-        (
-            {"compression": Policy(Quantised("int8"))},
-            r"=Policy\(int8\) .*schedules.*Compression\.int8",
-        ),
+        ({"compression": Policy(Quantised("int8"))}, r"=Policy\(int8\) .*schedules.*ession\.int8"),
         ({"compression": "auto:int8"}, r"compression='auto:int8' .*no chooser"),
-        (
-            {"compression": "int4"},
-            r"=int4 of gradients .*or randomk:unbiased=true: .*no error feedback",
-        ),
+        ({"compression": "int4"}, r"=int4 of grad.*or randomk:unbiased=true: .*no error feedback"),
         ({"compression": "topk"}, r"compression=topk of gradients .*no error feedback"),
         ({"compression": "randomk"}, r"compression=randomk of gradients .*no error feedback"),
         ({"compression": "powersgd"}, r"compression=powersgd of gradients .*no error feedback"),

@@ -186,10 +186,11 @@ def test_sampled_targets_build_g_and_leave_gradients_alone():
         kfac.step()
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize(
-    "loss", [nn.CrossEntropyLoss(), nn.BCEWithLogitsLoss(reduction="sum"), nn.MSELoss()]
-)
+LOSSES = [nn.CrossEntropyLoss(), nn.BCEWithLogitsLoss(reduction="sum"), nn.MSELoss()]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_predictions_that_are_not_finite_change_no_factor(loss, bad):
     model, sgd, kfac = training(nn.Sequential(nn.Linear(3, 4)).double(), fisher="mc")
     states = []
