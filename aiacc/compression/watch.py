@@ -23,9 +23,9 @@ class CompressionWatch:
     Visits go there and back, `none`, `bf16`, the mix, the mix, `bf16`, `none`, so that a drift hits
     all alike. The mix stays only if it is faster than the best of the others by more than NOISE.
     When steps then twice in a row take longer than that best one did, or another time by more than
-    TOLERANCE, the network has changed: dense steps come first again, and all are
-    compared anew. So they are when the mix has stayed for AGAIN medians: dense steps may have
-    become faster, which the others do not show.
+    TOLERANCE, the network has changed: dense steps come first again, and all are compared anew. So
+    they are when the mix has stayed for AGAIN medians: dense steps may have become faster, which
+    the others do not show.
 
     The job feeds it with medians of many steps of one rank, and tells all ranks what is next.
 
