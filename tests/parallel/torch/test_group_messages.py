@@ -153,7 +153,7 @@ def test_wrong_use():
     with pytest.raises(ValueError, match="send"):
         dist.send(torch.ones(3).to_sparse(), other)
     for count in (3, 200_000):
-        text = f"rank 0 sends {4 * count} bytes, rank 1 receives 8 .expected equal.; send and"
+        text = f"of ranks 0, 1, tag 0': rank 0 sends {4 * count} bytes, rank 1 receives 8 .expected"
         work = dist.isend(torch.ones(count), 1) if me == 0 else dist.irecv(torch.ones(2), 0)
         with pytest.raises(aiacc.MismatchError, match=text):
             work.wait()
