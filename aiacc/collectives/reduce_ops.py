@@ -22,8 +22,8 @@ Min = 3
 Max = 4
 Product = 5
 
-#: What an operation that takes some of them refuses with an error of its own.
-ANY_OP = arguments.RULES["op"]._replace(fits=lambda op: True)
+#: Other reductions than these are errors of another class, see `check_scatter_op`.
+SCATTER_OP = arguments.RULES["op"]._replace(expected="Average or Sum", fits=lambda op: True)
 
 _NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 
@@ -72,7 +72,7 @@ def check_scatter_op(op: int) -> int:
         TypeError: It is no number.
         CollectiveError: It is neither Average nor Sum. (Horovod raises the same class.)
     """
-    arguments.check({"op": op}, op=ANY_OP)
+    arguments.check({"op": op}, op=SCATTER_OP)
     if op not in (Average, Sum):
         shown = name_of_op(op) if 0 <= op < len(_NAMES) else repr(op)
         raise CollectiveError(f"reducescatter with op={shown} (expected Average or Sum)")

@@ -12,14 +12,13 @@ VALUES: dict[str, Any] = {"None": None, "5": 5, "x": "x", "[0]": [0], "-1": -1, 
 VALUES |= {"True": True, "object": object()}
 #: Which of them are right for what the table lacks; "any": all, or a framework refuses others.
 _RIGHT = """
-any: self obj session comm device params learning_rate filepath monitor mode save_freq value
+any: self obj session comm device params learning_rate filepath
 None: costs grad_scaler topology named_parameters is_block disk plan local_layers model
 None: custom_objects custom_optimizers
 5: k num_features factor_every inverse_every number lanes
 5 1.5: loss_scale damping warmup_epochs total warm_up first last begin end
 None 5 1.5: kl_clip loss_terms steps_per_epoch
 True: affine track_running_stats staircase legacy_opts momentum_correction verbose
-True: save_weights_only
 5 -1 1.5: initial_lr multiplier start_epoch predicted_s bound_s
 None 5 -1 1.5: end_epoch
 5 -1 1.5 True: gradient_predivide_factor

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from aiacc import arguments
 from aiacc.collectives.labels import label_of
-from aiacc.collectives.reduce_ops import ANY_OP, Average, Sum, check_scatter_op
+from aiacc.collectives.reduce_ops import SCATTER_OP, Average, Sum, check_scatter_op
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import node
 from aiacc.tensorflow.compression import Compression, Compressor, compressor_of
@@ -61,7 +61,7 @@ def reducescatter(
         tf.errors.OpError: The operation failed: InvalidArgumentError for a tensor without
             dimensions, FailedPreconditionError if the ranks disagree about it.
     """
-    arguments.check(locals(), op=ANY_OP)
+    arguments.check(locals(), op=SCATTER_OP)
     del device_dense, ignore_name_scope
     factors = prescale_factor, postscale_factor
     (part,) = _scatter("reducescatter", [tensor], compression, op, name, process_set, *factors)
@@ -85,7 +85,7 @@ def grouped_reducescatter(
     Collective: every rank, with the same shapes, dtypes, op and factors.
     Blocks: until the results are there, outside of graphs. In a graph it blocks nothing.
     """
-    arguments.check(locals(), op=ANY_OP)
+    arguments.check(locals(), op=SCATTER_OP)
     del device_dense
     factors = prescale_factor, postscale_factor
     verb = "grouped_reducescatter"
