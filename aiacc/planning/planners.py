@@ -57,8 +57,19 @@ ALL = (
 def plan(
     name: str, trace: Trace, cost: CostModel, constraints: Constraints = UNCONSTRAINED
 ) -> Plan:
-    """What the planner of that name makes of a trace. Raises ValueError for another name."""
-    arguments.check({"name": name}, name=arguments.TEXT)
+    """What the planner of that name makes of a trace.
+
+    Raises:
+        TypeError: An argument of a wrong type.
+        ValueError: Another name.
+    """
+    arguments.check(
+        locals(),
+        name=arguments.TEXT,
+        trace=arguments.of(Trace, "a Trace"),
+        cost=arguments.having(("time",), "a CostModel"),
+        constraints=arguments.of(Constraints, "Constraints"),
+    )
     planner = _planner(name)
     if planner is None:
         raise ValueError(
