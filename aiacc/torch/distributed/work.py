@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 from collections.abc import Callable
@@ -13,12 +14,20 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from aiacc import _core
-from aiacc.exceptions import CollectiveError
 from aiacc.torch import streams
 from aiacc.torch.adapter import device_of, wait
 
 #: A handle, what is left to do with its result, and the tensors whose memory the core uses.
 Step: TypeAlias = tuple[int, Callable[[int], object] | None, tuple[torch.Tensor, ...]]
+#: Of TorchScript, whose lists of tensors are those of C++; Python's are objects without a type.
+_TYPED = """
+def after(done: Future[List[Tensor]], outputs: List[Tensor]) -> List[Tensor]:
+    torch.jit.wait(done)
+    return outputs
+
+def typed(done: Future[List[Tensor]], outputs: List[Tensor]) -> Future[List[Tensor]]:
+    return torch.jit.fork(after, done, outputs)
+"""
 
 
 class CollectiveWork(Work):
@@ -42,6 +51,8 @@ class CollectiveWork(Work):
         #: By CUDA device, once the steps are done: where the results are on its streams.
         self._marks: dict[int, Any] = {}
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+        #: Completes before it, with the outputs, whatever the outcome.
+        self._done: Any = None
         self._error: Exception | None = None
         self.coded = False
         futures.keep(self)
@@ -63,7 +74,7 @@ class CollectiveWork(Work):
                     if finish is not None:
                         with torch.no_grad():
                             finish(handle)
-                except (CollectiveError, ValueError, RuntimeError) as error:
+                except Exception as error:  # is raised below, and by every later call
                     self._error = self._error or error
                 del self._steps[0]
             self._order()
@@ -102,10 +113,20 @@ class CollectiveWork(Work):
         return self._outputs
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the outputs, which completes without anybody waiting."""
+        """A future of the outputs, which completes without anybody waiting.
+
+        DistributedDataParallel takes it in C++, to which only the error of a callback is an error:
+        what `set_exception` leaves is a value. Its hook FP16_COMPRESS takes a list of tensors of
+        C++ alone, which there is in host memory only: TorchScript knows nothing of streams.
+        """
         if self._future is None:
-            self._future = streams.future_on(self._devices)
+            self._done = streams.future_on(self._devices)
+            self._future = self._done.then(self._outcome)
+            dtypes = [tensor.dtype for tensor in self._outputs]
+            if dtypes == [torch.float16] and not self._devices:
+                self._future = _script().typed(self._future, self._outputs)
             self._futures.complete(self)
+        assert self._future is not None
         return self._future
 
     def aside(self) -> contextlib.AbstractContextManager[Any]:
@@ -117,11 +138,20 @@ class CollectiveWork(Work):
 
     def complete_future(self) -> None:
         """Complete the future after `wait`, and run its callbacks. Called by `Futures` only."""
-        assert self._future is not None
-        if self._error is not None:  # handed to whoever waits for the future
-            self._future.set_exception(self._error)  # type: ignore[arg-type]
-        else:
-            self._future.set_result(self._outputs)
+        self._done.set_result(self._outputs)
+
+    def _outcome(self, done: Any) -> Any:
+        if self._error is not None:
+            raise self._error
+        return done.value()
+
+
+@functools.cache
+def _script() -> Any:
+    # In a forked process torch makes a pool of threads anew when somebody asks for it, and aborts
+    # if two do at a time, as the threads that run scripts would.
+    torch.set_num_threads(torch.get_num_threads())
+    return torch.jit.CompilationUnit(_TYPED)
 
 
 class Futures:

@@ -3,6 +3,8 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import aiacc
 from aiacc.torch.distributed.groups import series_of
@@ -44,7 +46,7 @@ def test_every_operation_in_groups_of_all_kinds():
 
 @in_group(4)
 def test_members_alone_form_a_group():
-    """Ranks outside a group neither call nor wait, and groups of different ranks meet nowhere."""
+    """Ranks outside neither call nor wait; groups of other ranks, or of groups, meet nowhere."""
     me = dist.get_rank()
     for _ in range(3):
         pair = [0, 1] if me < 2 else [2, 3]
@@ -55,13 +57,7 @@ def test_members_alone_form_a_group():
             dist.all_reduce(total, group=group)
         assert total.item() == sum(pair)
         dist.destroy_process_group(group)
-    dist.barrier()
-
-
-@in_group(4)
-def test_groups_of_groups():
-    """torch gives groups of disjoint groups the same names."""
-    me = dist.get_rank()
+    # torch gives groups of disjoint groups the same names.
     half, halves = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
     own, owns = dist.new_subgroups(group_size=1, group=half)
     assert len(halves) == len(owns) == 2
@@ -140,9 +136,7 @@ def test_a_rank_that_leaves_does_not_wait_for_ever():
 @in_group(3)
 def test_wrong_use_is_an_error_on_every_rank():
     me = dist.get_rank()
-    group = dist.new_group([2, 0, 1])  # fine
-    assert dist.get_process_group_ranks(group) == [0, 1, 2]
-    dist.barrier(group=group)
+    assert dist.get_process_group_ranks(dist.new_group([2, 0, 1])) == [0, 1, 2]
     with pytest.raises(ValueError, match=r"ranks \[2, 0, 1\] \(expected them to ascend\)"):
         dist.new_group([2, 0, 1], sort_ranks=False)
     with pytest.raises((ValueError, RuntimeError), match="rank"):
@@ -177,6 +171,9 @@ def test_a_lost_member_is_an_error():
     group = dist.new_group([0, 1])
     other = dist.new_group([0, 2])
     lose(1)
+    future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+    with pytest.raises(RuntimeError, match="rank 1"):
+        future.wait()
     if dist.get_rank() == 0:
         with pytest.raises(aiacc.PeerLostError, match="rank 1"):
             dist.all_reduce(torch.ones(1), group=group)
@@ -215,3 +212,32 @@ def test_sparse_tensors_of_different_numbers_of_elements():
         with pytest.raises(aiacc.MismatchError, match=f"rank 0 .*{text}"):
             dist.all_reduce(*([odd, *op] if me == 2 else [ones.to_sparse()]))
     dist.barrier()
+
+
+@in_group(4)
+def test_rows_and_columns_of_a_mesh():
+    me = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    for name, members in (
+        ("replicate", [me % 2, me % 2 + 2]),
+        ("shard", [me - me % 2, me - me % 2 + 1]),
+    ):
+        group = mesh.get_group(name)
+        assert dist.get_backend(group) == "aiacc"
+        assert dist.get_process_group_ranks(group) == members
+        total = torch.tensor([float(me)])
+        dist.all_reduce(total, group=group)
+        assert total.item() == sum(members)
+    flat = mesh._flatten("all")
+    total = torch.ones(3)
+    dist.all_reduce(total, group=flat.get_group())
+    assert_equal(total, torch.full((3,), 4.0))
+
+    whole = torch.arange(24.0).reshape(4, 6)
+    spread = distribute_tensor(whole, mesh, [Replicate(), Shard(1)])
+    assert spread.to_local().shape == (4, 3)
+    assert_equal(spread.full_tensor(), whole)
+    rows = spread.redistribute(mesh, [Shard(0), Shard(0)])
+    assert_equal(rows.to_local(), whole[me : me + 1])
+    product = rows @ spread.T.redistribute(mesh, [Replicate(), Replicate()])
+    assert_equal(product.full_tensor(), whole @ whole.T)
