@@ -103,7 +103,21 @@ def shutdown() -> None:
     schedule "decoupled" until every rank has ended it.
     """
     _finish()
-    _end("")
+    end("")
+
+
+def end(how: str) -> None:
+    """`shutdown` at once; ``how`` follows "rank N" in what the other ranks are told.
+
+    What they are about to do with this one fails.
+    """
+    with _lock:
+        tuner.stop()
+        _core.shutdown(how)
+        handles.release_memory()
+        seat.release_all()
+        siblings.be_no_rank()
+        unregister_all()
 
 
 def is_initialized() -> bool:
@@ -295,7 +309,7 @@ def _at_exit(pid: int) -> None:
         pmi.leave_unfinished()
     if script_end.uncaught() is None:
         _finish()
-    _end(script_end.goodbye())
+    end(script_end.goodbye())
 
 
 def _finish() -> None:
@@ -314,17 +328,6 @@ def _tell_of_the_unused() -> None:
         texts.append(profile.unused(_profile))
     for text in filter(None, texts):
         sys.stderr.write(f"aiacc: {text}\n")
-
-
-def _end(how: str) -> None:
-    """End the runtime; ``how`` follows "rank N" in what the others are told."""
-    with _lock:
-        tuner.stop()
-        _core.shutdown(how)
-        handles.release_memory()
-        seat.release_all()
-        siblings.be_no_rank()
-        unregister_all()
 
 
 def get_include() -> str:

@@ -26,7 +26,10 @@ class PeerLostError(CollectiveError):
 
 
 class CollectiveTimeoutError(CollectiveError):
-    """A deadline passed: a rank did not come to the start, or an operation stalled too long."""
+    """A deadline passed: a rank did not come to the start, or an operation stalled too long.
+
+    If it was that of torch's ``Work.wait(timeout)``, the operation and the job go on.
+    """
 
 
 class ParallelMapError(AiaccError):

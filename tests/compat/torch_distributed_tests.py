@@ -37,12 +37,8 @@ STAND_INS = ("gloo", "mpi")
 #: Numbers of ranks; the second one is for tests that the first is too small for.
 RANKS = (4, 8)
 TOO_SMALL = "Skipped due to small world size."
-#: What these are about is gloo's alone. Groups of aiacc have no time limits: a lost rank is an
-#: error, and a slow one is waited for.
-GLOOS_ALONE = {
-    "test_monitored_barrier": "torch calls monitored_barrier for gloo alone",
-    "test_barrier_timeout": "Only gloo backend supports timeouts",
-}
+#: What these are about is gloo's alone.
+GLOOS_ALONE = {"test_monitored_barrier": "torch calls monitored_barrier for gloo alone"}
 #: Seconds after which torch's harness ends the ranks of a test.
 LIMIT_S = "60"
 

@@ -16,7 +16,7 @@ from tests.support.jobs import on_ranks
 from tests.support.ranks import free_port, run_ranks
 
 
-def join(port: int, backend: str = "aiacc") -> None:
+def join(port: int, backend: str = "aiacc", **options: Any) -> None:
     """Join the default group as under torchrun: everything is in the environment."""
     torch.set_num_threads(1)
     os.environ.update(
@@ -25,7 +25,7 @@ def join(port: int, backend: str = "aiacc") -> None:
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )
-    dist.init_process_group(backend)
+    dist.init_process_group(backend, **options)
 
 
 def join_gloo(port: int) -> None:

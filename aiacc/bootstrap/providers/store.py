@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import Any
 
@@ -17,18 +18,20 @@ class StoreProvider:
         store: A ``torch.distributed.Store`` that belongs to this group alone.
         rank: Number of this process.
         size: Number of processes.
+        limit_s: Seconds that torch was told to wait for the others, at most.
     """
 
     name = "torch store"
     local_rank = None
     local_size = None
 
-    def __init__(self, store: Any, rank: int, size: int) -> None:
+    def __init__(self, store: Any, rank: int, size: int, limit_s: float = math.inf) -> None:
         self.rank = rank
         self.size = size
         self.generation = GENERATIONS.next()
         self.meeting_host, self._port = _address_of(store)
         self._store = store
+        self._limit_s = limit_s
         self._round = 0
 
     def is_of(self, launcher: TorchrunEnvironment | None) -> bool:
@@ -41,6 +44,7 @@ class StoreProvider:
     def all_gather(self, payload: bytes, *, timeout_s: float) -> list[bytes]:
         """Exchange one payload per rank; see `provider.Provider.all_gather`."""
         check_payload(payload, self.name)
+        timeout_s = min(timeout_s, self._limit_s)
         deadline = Deadline(timeout_s)
         # A store may outlive the group: torchrun's agent keeps it for the next one of this process.
         prefix = f"aiacc/{self.generation}/{self._round}"

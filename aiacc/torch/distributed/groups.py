@@ -13,6 +13,7 @@ from aiacc import basics
 from aiacc.bootstrap.providers.store import StoreProvider
 from aiacc.process_sets import ProcessSet, form_process_set, global_process_set
 from aiacc.torch.distributed import rendezvous
+from aiacc.torch.distributed.work import Limit, limited, seconds_of
 
 
 class Group(NamedTuple):
@@ -47,7 +48,8 @@ class _Job:
             basics.init()  # as the launcher says, which may have more to offer than a store
         else:
             rank, size = options.group_rank, options.group_size
-            basics.init_through(StoreProvider(options.store, rank, size))
+            limit_s = seconds_of(options.timeout)
+            basics.init_through(StoreProvider(options.store, rank, size, limit_s))
         self._ranks = members or tuple(range(options.group_size))
         return True
 
@@ -99,6 +101,7 @@ def open_group(options: Any) -> tuple[Group, bool]:
 
     Raises:
         ValueError: Ranks that the job has not, or that do not ascend.
+        CollectiveTimeoutError: The timeout of the group has passed.
         CollectiveError: The ranks could not connect; `MismatchError` if they named other ranks.
     """
     owns_runtime = _job.start(options)
@@ -113,4 +116,7 @@ def open_group(options: Any) -> tuple[Group, bool]:
     series = series_of(str(options.group_id), ranks)
     if len(ranks) == basics.size():
         return Group(series, global_process_set, rank, ranks), owns_runtime
-    return Group(series, form_process_set(series, ranks), rank, ranks), owns_runtime
+    others = tuple(number for number in ranks if number != ranks[rank])
+    with limited(Limit(seconds_of(options.timeout), "new_group", others)):
+        process_set = form_process_set(series, ranks)
+    return Group(series, process_set, rank, ranks), owns_runtime

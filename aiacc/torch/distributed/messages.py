@@ -11,7 +11,7 @@ import torch
 from aiacc import _core
 from aiacc.torch.adapter import refusal
 from aiacc.torch.distributed.groups import Group
-from aiacc.torch.distributed.work import CollectiveWork, Futures, Step
+from aiacc.torch.distributed.work import CollectiveWork, Futures, Limit, Step
 
 
 def send_to(group: Group, tensor: torch.Tensor, target: int, tag: int) -> Step:
@@ -31,7 +31,13 @@ class Receive(CollectiveWork):
     """One tensor from another rank."""
 
     def __init__(
-        self, group: Group, tensor: torch.Tensor, source: int | None, tag: int, futures: Futures
+        self,
+        group: Group,
+        tensor: torch.Tensor,
+        source: int | None,
+        tag: int,
+        futures: Futures,
+        limit: Limit,
     ) -> None:
         """Receive into ``tensor`` from rank ``source`` of the group; None: from any.
 
@@ -56,7 +62,7 @@ class Receive(CollectiveWork):
             if not plain:
                 given.copy_(received)
 
-        super().__init__([(handle, finish, (received, given))], [tensor], futures)
+        super().__init__([(handle, finish, (received, given))], [tensor], futures, limit)
 
     def source_rank(self) -> int:
         """The rank in the group that sent it, once `wait` has returned."""

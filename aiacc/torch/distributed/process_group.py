@@ -6,12 +6,18 @@ meshes and FSDP, on tensors of the CPU and of CUDA devices, in the group of all 
 that ``new_group`` makes of some: other ranks take no part in these and are not waited for.
 Collectives are paired by counting them within their group, so every rank has to call those of a
 group in the same order, as torch demands anyway; messages are paired by group, ranks and tag.
+
+The ``timeout`` of a group, or of one call of those that torch lets have one, counts from the call
+on, also where nobody waits. When it has passed the job ends: CollectiveTimeoutError here, and
+ShutdownError, which says why, on the other ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +41,7 @@ from aiacc.torch.distributed.collectives import (
 from aiacc.torch.distributed.groups import Group, open_group
 from aiacc.torch.distributed.messages import Receive, send_to
 from aiacc.torch.distributed.sparse import reduce_sparse
-from aiacc.torch.distributed.work import CollectiveWork, Futures, Step
+from aiacc.torch.distributed.work import CollectiveWork, Futures, Limit, Step, seconds_of
 
 if TYPE_CHECKING:
     # torch's class has overloads that only callers in Python see; torch.distributed uses one each.
@@ -58,11 +64,13 @@ class ProcessGroup(_Base):
     Blocks: never; the `CollectiveWork` that a method returns does.
     """
 
-    def __init__(self, group: Group, owns_runtime: bool) -> None:
+    def __init__(self, group: Group, owns_runtime: bool, timeout: timedelta) -> None:
         """Wrap the running runtime; ``owns_runtime``: end it with the group."""
         super().__init__(group.rank, group.size)
         self._group = group
+        self._others = tuple(number for number in group.ranks if number != group.ranks[group.rank])
         self._owns_runtime = owns_runtime
+        self.set_timeout(timeout)
         self._futures = Futures()
         self._name = ""
 
@@ -87,6 +95,10 @@ class ProcessGroup(_Base):
         """Number of this process in the group."""
         return self._group.rank
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Operations that are called from now on may take so long."""
+        self._limit_s = seconds_of(timeout)
+
     @property
     def _device_types(self) -> list[torch.device]:
         """Where tensors may be; ``torch.distributed.checkpoint`` takes the first."""
@@ -101,7 +113,7 @@ class ProcessGroup(_Base):
                 steps.append(reduce_sparse(self._group, tensor, op))
             else:
                 steps.append(reduce_into(self._group, tensor, tensor, op))
-        return self._work(steps, tensors)
+        return self._work("all_reduce", steps, tensors, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> CollectiveWork:
         """Reduce every tensor in place."""
@@ -113,22 +125,21 @@ class ProcessGroup(_Base):
         for tensor in tensors:
             target = tensor if self.rank() == opts.rootRank else torch.empty_like(tensor)
             steps.append(reduce_into(self._group, tensor, target, opts.reduceOp))
-        return self._work(steps, tensors)
+        return self._work("reduce", steps, tensors, opts)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> CollectiveWork:
         """Overwrite every tensor with that of one rank."""
-        return self._work(
-            [broadcast_from(self._group, tensor, opts.rootRank) for tensor in tensors], tensors
-        )
+        steps = [broadcast_from(self._group, tensor, opts.rootRank) for tensor in tensors]
+        return self._work("broadcast", steps, tensors, opts)
 
     def allgather(
         self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None
     ) -> CollectiveWork:
         """Copy the inputs of all ranks into the lists of outputs."""
-        del opts
         pairs = zip(output_tensors, input_tensors, strict=True)
         steps = [gather_into(self._group, given, outputs) for outputs, given in pairs]
-        return self._work(steps, [tensor for outputs in output_tensors for tensor in outputs])
+        everyones = [tensor for outputs in output_tensors for tensor in outputs]
+        return self._work("all_gather", steps, everyones, opts)
 
     def allgather_coalesced(
         self, output_lists: list[Tensors], input_list: Tensors, opts: Any = None
@@ -143,31 +154,31 @@ class ProcessGroup(_Base):
         """Copy the inputs of all ranks into the outputs of one."""
         is_root = self.rank() == opts.rootRank
         outputs = output_tensors[0] if is_root else None
-        return self._work([gather_into(self._group, input_tensors[0], outputs)], outputs or [])
+        steps = [gather_into(self._group, input_tensors[0], outputs)]
+        return self._work("gather", steps, outputs or [], opts)
 
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> CollectiveWork:
         """Copy the inputs of all ranks into one output, one after another."""
-        del opts
-        return self._work([gather_into(self._group, input, [output])], [output])
+        steps = [gather_into(self._group, input, [output])]
+        return self._work("all_gather", steps, [output], opts)
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> CollectiveWork:
         """`all_gather_single` for several pairs."""
-        del opts
         pairs = zip(inputs, outputs, strict=True)
-        return self._work(
-            [gather_into(self._group, given, [output]) for given, output in pairs], outputs
-        )
+        steps = [gather_into(self._group, given, [output]) for given, output in pairs]
+        return self._work("all_gather", steps, outputs, opts)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> CollectiveWork:
         """Reduce the inputs; every rank gets its part."""
         op = opts.reduceOp if opts else None
-        return self._work([reduce_scatter_into(self._group, output, input, op)], [output])
+        steps = [reduce_scatter_into(self._group, output, input, op)]
+        return self._work("reduce_scatter", steps, [output], opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
@@ -175,10 +186,8 @@ class ProcessGroup(_Base):
         """`reduce_scatter_single` for several pairs."""
         op = opts.reduceOp if opts else None
         pairs = zip(outputs, inputs, strict=True)
-        return self._work(
-            [reduce_scatter_into(self._group, out, given, op) for out, given in pairs],
-            outputs,
-        )
+        steps = [reduce_scatter_into(self._group, out, given, op) for out, given in pairs]
+        return self._work("reduce_scatter", steps, outputs, opts)
 
     def reduce_scatter(
         self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any = None
@@ -191,7 +200,7 @@ class ProcessGroup(_Base):
             )
             for output, parts in zip(output_tensors, input_tensors, strict=True)
         ]
-        return self._work(steps, output_tensors)
+        return self._work("reduce_scatter", steps, output_tensors, opts)
 
     def all_to_all_single(
         self,
@@ -202,23 +211,20 @@ class ProcessGroup(_Base):
         opts: Any = None,
     ) -> CollectiveWork:
         """Send a part of the input to every rank."""
-        del opts
         parts = input_split_sizes or even_parts(input.shape[0], "input", self.size())
         expected = output_split_sizes or even_parts(output.shape[0], "output", self.size())
-        return self._work([exchange(self._group, input, parts, [output], expected)], [output])
+        steps = [exchange(self._group, input, parts, [output], expected)]
+        return self._work("all_to_all", steps, [output], opts)
 
     def alltoall(
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None
     ) -> CollectiveWork:
         """Send one tensor to every rank."""
-        del opts
         sent = torch.cat([tensor.reshape(-1) for tensor in input_tensors])
         parts = [tensor.numel() for tensor in input_tensors]
         expected = [tensor.numel() for tensor in output_tensors]
-        return self._work(
-            [exchange(self._group, sent, parts, output_tensors, expected)],
-            output_tensors,
-        )
+        steps = [exchange(self._group, sent, parts, output_tensors, expected)]
+        return self._work("all_to_all", steps, output_tensors, opts)
 
     def scatter(
         self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any
@@ -232,28 +238,32 @@ class ProcessGroup(_Base):
             parts = [tensor.numel() for tensor in input_tensors[0]]
         else:
             sent, parts = output.new_empty(0), [0] * self.size()
-        return self._work([exchange(self._group, sent, parts, [output], expected)], output_tensors)
+        steps = [exchange(self._group, sent, parts, [output], expected)]
+        return self._work("scatter", steps, output_tensors, opts)
 
     def barrier(self, opts: Any = None) -> CollectiveWork:
         """Wait for all ranks."""
-        del opts
         verb = f"barrier@{self._group.series}"
         handle = submission.barrier(self._group.process_set, verb).start(0, 0)
-        return self._work([(handle, None, ())], [])
+        return self._work("barrier", [(handle, None, ())], [], opts)
 
     def send(self, tensors: Tensors, target: int, tag: int = 0) -> CollectiveWork:
         """Send to one rank, which calls `recv` with the same tag. Over when that has the tensor."""
-        return self._work([send_to(self._group, tensor, target, tag) for tensor in tensors], [])
+        steps = [send_to(self._group, tensor, target, tag) for tensor in tensors]
+        limit = self._message_limit("send", target)
+        return CollectiveWork(steps, [], self._futures, limit)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> CollectiveWork:
         """Receive from one rank; several of the same tag in the order in which they are sent."""
         (tensor,) = tensors
-        return Receive(self._group, tensor, source, tag, self._futures)
+        limit = self._message_limit("recv", source)
+        return Receive(self._group, tensor, source, tag, self._futures, limit)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> CollectiveWork:
         """Receive from whichever rank sends first."""
         (tensor,) = tensors
-        return Receive(self._group, tensor, None, tag, self._futures)
+        limit = Limit(self._limit_s, "recv", self._others)
+        return Receive(self._group, tensor, None, tag, self._futures, limit)
 
     # Names that older versions of torch call the same by.
     _allgather_base = all_gather_single
@@ -295,14 +305,21 @@ class ProcessGroup(_Base):
             timer.cancel()
             timer.join()
 
-    def _work(self, steps: list[Step], outputs: Tensors) -> CollectiveWork:
-        return CollectiveWork(steps, outputs, self._futures)
+    def _work(
+        self, operation: str, steps: list[Step], outputs: Tensors, opts: Any
+    ) -> CollectiveWork:
+        own_s = seconds_of(opts.timeout) if opts else math.inf
+        limit = Limit(own_s if own_s < math.inf else self._limit_s, operation, self._others)
+        return CollectiveWork(steps, outputs, self._futures, limit)
+
+    def _message_limit(self, operation: str, other: int) -> Limit:
+        return Limit(self._limit_s, operation, self._group.ranks[other : other + 1])
 
 
 def _create(options: Any, backend_options: Any) -> ProcessGroup:
     """Called by torch on the ranks of the group."""
     del backend_options
-    return ProcessGroup(*open_group(options))
+    return ProcessGroup(*open_group(options), options.timeout)
 
 
 def register() -> None:

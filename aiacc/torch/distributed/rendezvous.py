@@ -28,6 +28,7 @@ from aiacc.bootstrap.selection import told
 from aiacc.bootstrap.untrusted import read_object
 from aiacc.config import launcher_environment
 from aiacc.exceptions import BootstrapError
+from aiacc.torch.distributed.work import seconds_of
 
 Found = tuple[Any, int, int]
 Handler = Callable[..., Iterator[Found]]
@@ -73,7 +74,7 @@ class _Handler:
             provider = _launched()
             if provider is None:
                 raise
-            first = _meet(provider, url)
+            first = _meet(provider, url, options.get("timeout", timedelta.max))
             _found_here = True
         yield first
         yield from torchs
@@ -88,9 +89,9 @@ def _launched() -> Provider | None:
     return None if isinstance(provider, AloneProvider) and not provider.told else provider
 
 
-def _meet(provider: Provider, url: str) -> Found:
+def _meet(provider: Provider, url: str, timeout: timedelta) -> Found:
     rank, size = provider.rank, provider.size
-    timeout_s = float(_core.config()["connect_timeout_s"])
+    timeout_s = min(float(_core.config()["connect_timeout_s"]), seconds_of(timeout))
     store: Any = None
     try:
         for name, value in (("rank", rank), ("world_size", size)):

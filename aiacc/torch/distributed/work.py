@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch._C._distributed_c10d import Work
 
-from aiacc import _core
+from aiacc import _core, basics
+from aiacc.exceptions import CollectiveError, CollectiveTimeoutError
 from aiacc.torch import streams
 from aiacc.torch.adapter import device_of, wait
 
 #: A handle, what is left to do with its result, and the tensors whose memory the core uses.
 Step: TypeAlias = tuple[int, Callable[[int], object] | None, tuple[torch.Tensor, ...]]
+#: With which torch means none, and with what is less.
+_NO_TIMEOUT = timedelta(0)
+#: Ranks that an error names at most.
+_NAMED = 8
 #: Of TorchScript, whose lists of tensors are those of C++; Python's are objects without a type.
 _TYPED = """
 def after(done: Future[List[Tensor]], outputs: List[Tensor]) -> List[Tensor]:
@@ -30,6 +37,64 @@ def typed(done: Future[List[Tensor]], outputs: List[Tensor]) -> Future[List[Tens
 """
 
 
+def seconds_of(timeout: timedelta) -> float:
+    """Of a limit; infinity if it is torch's word for none. Pure."""
+    return timeout.total_seconds() if timeout > _NO_TIMEOUT else math.inf
+
+
+class Limit(NamedTuple):
+    """How long an operation may take."""
+
+    seconds: float = math.inf
+    #: What it is, for errors.
+    operation: str = "operation"
+    #: Ranks of the job of which it may wait for some.
+    others: tuple[int, ...] = ()
+
+    def error(self, after_s: float | None = None) -> CollectiveTimeoutError:
+        """What is raised when the limit has passed, or only ``after_s`` of it. Pure."""
+        numbers = ", ".join(map(str, self.others))
+        whom = f"rank {numbers}" if len(self.others) == 1 else f"one of ranks {numbers}"
+        if not 0 < len(self.others) <= _NAMED:
+            whom = "another rank"
+        return CollectiveTimeoutError(
+            f"[torch] {self.operation}: {whom} did not come within its timeout of "
+            f"{self.seconds if after_s is None else after_s:g} s (expected the same operations in "
+            "the same order on every rank of the group); look what that rank does instead, or pass "
+            "a longer timeout="
+        )
+
+
+_NO_LIMIT = Limit()
+
+
+@contextlib.contextmanager
+def limited(limit: Limit) -> Iterator[None]:
+    """A context in which the core is waited for; the job ends if that takes longer.
+
+    Raises:
+        CollectiveTimeoutError: It did.
+    """
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        basics.end(f" has given up: {limit.error()}")
+
+    timer = threading.Timer(min(limit.seconds, threading.TIMEOUT_MAX), give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except CollectiveError as failure:
+        if late.is_set():
+            raise limit.error() from failure
+        raise
+    finally:
+        timer.cancel()
+        timer.join()
+
+
 class CollectiveWork(Work):
     """One call of a process group, which may be several operations of the core.
 
@@ -37,11 +102,20 @@ class CollectiveWork(Work):
 
     Attributes:
         coded: Whether the step that was done last travelled coded.
+        limit: How long it may take from now on.
     """
 
-    def __init__(self, steps: list[Step], outputs: list[torch.Tensor], futures: Futures) -> None:
+    def __init__(
+        self,
+        steps: list[Step],
+        outputs: list[torch.Tensor],
+        futures: Futures,
+        limit: Limit = _NO_LIMIT,
+    ) -> None:
         """Keep tensors alive until the steps are done; ``outputs`` is the result."""
         super().__init__()
+        self.limit = limit
+        self._deadline = time.monotonic() + limit.seconds
         self._lock = threading.Lock()
         self._steps = steps
         self._outputs = outputs
@@ -58,14 +132,20 @@ class CollectiveWork(Work):
         futures.keep(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the outputs may be used. ``timeout`` is ignored: a lost rank is an error.
+        """Wait until the outputs may be used.
 
         On a CUDA device the current stream waits for them, and the host does not.
 
+        Args:
+            timeout: At most so long, after which the operation is still under way, and may be
+                waited for again; 0 or None: as long as its limit allows, which ends the job.
+
         Raises:
+            CollectiveTimeoutError: That has passed.
             CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
         """
-        del timeout
+        if timeout is not None and timeout > _NO_TIMEOUT:
+            self._await_completion(timeout.total_seconds())
         with self._lock:
             while self._steps:
                 handle, finish, used = self._steps[0]
@@ -83,6 +163,27 @@ class CollectiveWork(Work):
             raise self._error
         return True
 
+    def _await_completion(self, limit_s: float) -> None:
+        """Return when `wait` would do so at once. The core is asked: its own wait has no limit."""
+        deadline, pause_s = time.monotonic() + limit_s, 1e-5
+        if not self.is_completed():
+            _core.flush()
+        while not self.is_completed():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise self.limit.error(limit_s)
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(1.2 * pause_s, 1e-3)
+
+    def is_late(self) -> bool:
+        """Whether it is still under way though its limit has passed."""
+        return self._error is None and time.monotonic() > self._deadline and not self.is_completed()
+
+    def give_up(self) -> CollectiveTimeoutError:
+        """Let `wait` raise what is returned, when the core lets go of the operation."""
+        self._error = error = self.limit.error()
+        return error
+
     def _order(self) -> None:
         """The first thread that waits says where the results are; the streams of others wait."""
         for device in self._devices:
@@ -92,11 +193,13 @@ class CollectiveWork(Work):
                 self._marks[device] = streams.mark(device)
 
     def is_completed(self) -> bool:
-        """Whether `wait` would return at once. Never blocks."""
+        """Whether `wait` would return or raise at once. Never blocks."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
             return all(_core.poll(handle) for handle, *_ in self._steps)
+        except (CollectiveError, ValueError):  # the job has ended
+            return True
         finally:
             self._lock.release()
 
@@ -158,7 +261,8 @@ class Futures:
     """Completes the futures of a process group, in a thread that starts with the first.
 
     Callbacks of a future run there. Since one may wait for another future of the group, as the
-    hook for PowerSGD does, a second thread goes on with the queue meanwhile if it has to.
+    hook for PowerSGD does, a second thread goes on with the queue meanwhile if it has to. Another
+    one looks whether operations are late, and ends the job if one is.
     """
 
     def __init__(self) -> None:
@@ -171,6 +275,12 @@ class Futures:
         self._under_way: set[CollectiveWork] = set()
         #: Size of that set at which what is done has to leave it, for nobody may ever wait.
         self._too_many = 64
+        #: Of all limits that there were.
+        self._shortest_s = math.inf
+        self._watch: threading.Thread | None = None
+        #: Tells it that this is another one now, or that it has to end.
+        self._news = threading.Event()
+        self._closed = False
 
     def keep(self, work: CollectiveWork) -> None:
         """Keep ``work`` alive until it is done."""
@@ -182,6 +292,13 @@ class Futures:
                         other.wait()
             self._too_many = 2 * len(self._under_way) + 64
         self._under_way.add(work)
+        if work.limit.seconds < self._shortest_s:
+            self._shortest_s = work.limit.seconds
+            self._news.set()
+            if self._watch is None:
+                name = "aiacc limits"
+                self._watch = threading.Thread(target=self._look_out, name=name, daemon=True)
+                self._watch.start()
 
     def forget(self, work: CollectiveWork) -> None:
         """``work`` is done."""
@@ -199,8 +316,21 @@ class Futures:
             self._free = 0
         for _ in threads:
             self._queue.put(None)
+        self._closed = True
+        self._news.set()
+        if self._watch is not None:
+            threads.append(self._watch)
         for thread in threads if join else ():
             thread.join()
+
+    def _look_out(self) -> None:
+        while not self._closed:
+            # Who waits is told so much too late, at most.
+            self._news.wait(min(max(self._shortest_s / 8, 0.01), threading.TIMEOUT_MAX))
+            self._news.clear()
+            errors = [work.give_up() for work in tuple(self._under_way) if work.is_late()]
+            if errors:
+                basics.end(f" has given up: {errors[0]}")
 
     def _see_to_the_queue(self) -> None:
         with self._lock:

@@ -13,6 +13,7 @@ import aiacc.torch as hvd
 from aiacc.collectives import handles
 from aiacc.planning.plan import Plan
 from aiacc.process_sets import ProcessSet
+from aiacc.torch.distributed.work import Limit
 from aiacc.torch.reducer.plan import numbered
 
 pytestmark = pytest.mark.usefixtures("job_of_one")
@@ -249,6 +250,15 @@ def test_mistaken_names_and_groups_are_explained():
     with pytest.warns(DeprecationWarning, match="num_groups") as record:
         hvd.DistributedOptimizer(sgd, num_groups=2)
     assert record[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("others", "whom"),
+    [((1,), "rank 1"), ((0, 2), "one of ranks 0, 2"), (range(9), "another rank")],
+)
+def test_a_timeout_names_who_may_be_missing(others, whom):
+    text = str(Limit(2.5, "recv", others).error())
+    assert f"recv: {whom} did not come within its timeout of 2.5 s" in text
 
 
 def test_ranks_that_number_their_devices_differently_may_have_divided_alike():
