@@ -19,6 +19,8 @@ from aiacc.process_sets import ProcessSet, global_process_set
 
 #: Bytes that travel at a time to one rank, of all ranks together.
 _AT_A_TIME = 32 << 20
+#: The least number that `new_number` has given to no object here.
+_unused = 0
 
 
 def broadcast_object(
@@ -121,6 +123,24 @@ def maxima(
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
     return _reduced(numbers, Max, name, process_set)
+
+
+def new_number(name: str, process_set: ProcessSet = global_process_set) -> int:
+    """A number for an object, the same on all ranks, that none of them has for another one.
+
+    It is for names of operations. What a rank counts by itself is not: another one may have made
+    more such objects, or take part in more process sets.
+
+    Collective: every rank of the set, with the same name. Not while a rank has joined.
+    Blocks: until all have answered.
+
+    Raises:
+        CollectiveError: The operation failed.
+    """
+    global _unused
+    (number,) = maxima([_unused], name, process_set)
+    _unused = number + 1
+    return int(number)
 
 
 def sums(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +13,9 @@ from aiacc import arguments, basics
 from aiacc.collectives.reduce_ops import Sum
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.torch.mpi_ops import allgather, allreduce_
+from aiacc.torch.reducer.consensus import Numbers
 
-_numbers = itertools.count()
+_numbers = Numbers("sync_batch_norm.number")
 
 
 class Statistics(NamedTuple):
@@ -35,8 +35,8 @@ class SyncBatchNorm(_BatchNorm):
 
     In evaluation mode, or in a job of one rank, it is `torch.nn.BatchNorm1d` and its like.
 
-    Collective: every rank of ``process_set``, in forward and in backward while training. Every rank
-    makes its layers in the same order.
+    Collective: every rank of ``process_set``, in forward and in backward while training, with its
+    layers in the same order.
     Blocks: until the statistics of all ranks are there.
     """
 
@@ -65,12 +65,6 @@ class SyncBatchNorm(_BatchNorm):
         )
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.process_set = process_set
-        self._number = next(_numbers)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy is another layer, whose operations need names of their own."""
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._number = next(_numbers)
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
@@ -95,7 +89,7 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not self.training or basics.size() == 1 or not self.process_set.included():
             return super().forward(input)
-        wire_name = f"sync_batch_norm.{self._number}"
+        wire_name = f"sync_batch_norm.{_numbers.of(self, self.process_set)}"
         everyones = _gathered(local_statistics(input.detach()), wire_name, self.process_set)
         statistics = combined(everyones)
         # Two values here are enough, without asking a GPU how many there are.

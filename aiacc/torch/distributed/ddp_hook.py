@@ -20,7 +20,7 @@ from aiacc.torch.compression.compressors import CodedCompressor, Compression, co
 from aiacc.torch.compression.wire_format import wire_of
 from aiacc.torch.distributed.work import CollectiveWork, Futures, Step
 from aiacc.torch.reducer.codec import Codec, Encoded
-from aiacc.torch.reducer.consensus import check_alike
+from aiacc.torch.reducer.consensus import Numbers, check_alike
 from aiacc.torch.reducer.feedback import Feedback, warn_if_idle, warn_of_patterns
 from aiacc.torch.reducer.gradients import checked_names
 from aiacc.torch.reducer.options import Asked
@@ -205,7 +205,8 @@ def allreduce_hook(
     or, to compress buckets, with ``HookState(compression="int8")`` in the place of None.
 
     Collective: every rank of the process set, with the same model.
-    Blocks: never; DistributedDataParallel waits at the end of the backward pass.
+    Blocks: where a bucket comes first, until all ranks have come to it; else never, for
+        DistributedDataParallel waits at the end of the backward pass.
 
     Args:
         state: Ranks that take part, which are to be those of the model's process group; None for
@@ -214,7 +215,7 @@ def allreduce_hook(
 
     Returns:
         The reduced bucket, once it is there (on a CUDA device: queued, and the stream of whoever
-        takes it waits); or `CollectiveError` if that failed.
+        takes it waits); or RuntimeError with the text of a `CollectiveError` if that failed.
 
     Raises:
         ValueError: A bucket that the core does not take; ranks with different policies.
@@ -225,9 +226,9 @@ def allreduce_hook(
         state = HookState(global_process_set if state is None else state)
     process_set = state.process_set
     view = view_of(tensor, f"bucket {bucket.index()} of gradients")
-    number = _numbers.of(bucket.parameters()[0])
+    number = _numbers.of(bucket.parameters()[0], process_set)
     name = f"ddp.{set_id(process_set)}.{number}.{tensor.numel()}"
-    is_new = _known.add(bucket.parameters())
+    is_new = _known.add(bucket.parameters(), process_set)
     if bucket.index() == 0:
         state.begin_pass(is_new)
     encoded = state.encode(number, bucket)
@@ -261,42 +262,18 @@ def allreduce_hook(
     return work.get_future().then(result)
 
 
-class _Numbers:
-    """Tells buckets apart, also those of several models in one backward pass.
-
-    Ranks see new buckets in the same order, so they count them alike. What is under way does not
-    matter, for that differs between ranks.
-    """
-
-    def __init__(self) -> None:
-        self._known: Any = WeakTensorKeyDictionary()
-        self._next = 0
-
-    def of(self, first_parameter: torch.Tensor) -> int:
-        """Number of the bucket that begins with this parameter."""
-        number: int | None = self._known.get(first_parameter)
-        if number is None:
-            number, self._next = self._next, self._next + 1
-            self._known[first_parameter] = number
-        return number
-
-    def reset(self) -> None:
-        """Restart counting, as ranks do that join with this `init`."""
-        self._known.clear()
-        self._next = 0
-
-
 class _Known:
-    """Parameters of which the ranks have compared how they are compressed."""
+    """Parameters of which the ranks of a process set have compared how they are compressed."""
 
     def __init__(self) -> None:
-        self._parameters: Any = WeakTensorKeyDictionary()
+        self._parameters: Any = weakref.WeakKeyDictionary()
 
-    def add(self, parameters: Sequence[torch.Tensor]) -> bool:
+    def add(self, parameters: Sequence[torch.Tensor], process_set: ProcessSet) -> bool:
         """Whether these, which are those of a bucket, are new. Buckets may be formed anew."""
-        if parameters[0] in self._parameters:
+        known = self._parameters.setdefault(process_set, WeakTensorKeyDictionary())
+        if parameters[0] in known:
             return False
-        self._parameters.update((parameter, True) for parameter in parameters)
+        known.update((parameter, True) for parameter in parameters)
         return True
 
     def reset(self) -> None:
@@ -306,6 +283,5 @@ class _Known:
 
 _known = _Known()
 basics.at_init(_known.reset)
-_numbers = _Numbers()
-basics.at_init(_numbers.reset)
+_numbers = Numbers("ddp.number")
 _futures = Futures()

@@ -1,16 +1,19 @@
-"""What the ranks have to agree on before gradients can share buckets."""
+"""What the ranks have to agree on: gradients that share buckets, numbers of objects."""
 
 from __future__ import annotations
 
 import math
 import warnings
+import weakref
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
-from aiacc.collectives.objects import broadcast_object, maxima, sums
+from aiacc import basics
+from aiacc.collectives.objects import broadcast_object, maxima, new_number, sums
 from aiacc.collectives.reduce_ops import Min, Sum
 from aiacc.process_sets import ProcessSet, first_rank
 from aiacc.torch.adapter import device_of
@@ -29,6 +32,35 @@ _REMEDIES = Asked(
     "pass the same compression on every rank",
     "pass the same sparse_as_dense on every rank",
 )
+
+
+class Numbers:
+    """By which the ranks of a process set tell objects apart in names of operations.
+
+    They agree when they use an object first in a job. It is kept alive by somebody else.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Agree under this name, which no other kind of objects has."""
+        self._name = name
+        self._known: weakref.WeakKeyDictionary[ProcessSet, WeakIdKeyDictionary]
+        self._known = weakref.WeakKeyDictionary()
+        basics.at_init(self._forget)
+
+    def of(self, one: object, process_set: ProcessSet) -> int:
+        """Number of a tensor or module.
+
+        Collective: every rank of the set, the first time, in the same order of objects.
+        Blocks: then, until all have answered.
+        """
+        numbers = self._known.setdefault(process_set, WeakIdKeyDictionary())
+        if one not in numbers:
+            numbers[one] = new_number(self._name, process_set)
+        return int(numbers[one])
+
+    def _forget(self) -> None:
+        """There may be ranks that come anew."""
+        self._known.clear()
 
 
 def describe(named: NamedParameters) -> list[Gradient]:

@@ -102,14 +102,20 @@ def test_special_batches():
 
 
 @on_ranks(2)
-def test_layers_have_names_of_their_own():
-    """Layers, also a copy, have names of their own: they may even differ in size."""
+def test_layers_of_one_rank_alone_leave_others_paired():
+    """Layers, also copies, are told apart, whatever else a rank has made, in later jobs, too."""
     first = hvd.SyncBatchNorm(2)
-    second = copy.deepcopy(first)
-    names = {layer._number for layer in (first, second, hvd.SyncBatchNorm(3))}
-    assert len(names) == 3
-    torch.manual_seed(hvd.rank())
-    model = nn.Sequential(first, nn.Linear(2, 2), second)
-    model(torch.randn(4, 2, requires_grad=True)).pow(2).sum().backward()
-    mean = hvd.allgather(second.running_mean.reshape(1, -1))
-    assert torch.equal(mean, mean[:1].expand_as(mean))
+    if hvd.rank() == 0:
+        copy.deepcopy(first)
+        hvd.SyncBatchNorm(5)
+    model = nn.Sequential(first, nn.Linear(2, 3), hvd.SyncBatchNorm(3), nn.Linear(3, 2))
+    model.append(copy.deepcopy(first))
+    for _ in range(2):
+        torch.manual_seed(hvd.rank())
+        model(torch.randn(4, 2, requires_grad=True)).pow(2).sum().backward()
+        mean = hvd.allgather(model[-1].running_mean.reshape(1, -1))
+        assert torch.equal(mean, mean[:1].expand_as(mean))
+        hvd.shutdown()
+        hvd.init()
+        if hvd.rank() == 0:
+            model = copy.deepcopy(model)
