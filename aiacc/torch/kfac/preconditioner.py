@@ -16,7 +16,7 @@ from aiacc import _core, arguments, basics
 from aiacc.kfac.fisher import sampled_loss
 from aiacc.kfac.packing import average_packed
 from aiacc.kfac.stage import StageCosts
-from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.process_sets import ProcessSet, first_rank, global_process_set
 from aiacc.torch.kfac.agreement import (
     agree_on_costs,
     agree_on_uses,
@@ -442,7 +442,8 @@ class KFAC:
             costs = "measured" if self._costs is None else "given"
             wish = f"{self._options.described(self._step)}, costs={costs}"
             number = check_alike(wish, self._layers, self._step, ranks, next(_numbers), self._costs)
-            ranks.name = f"kfac.{number}"
+            # The first rank's number is its own alone: others may be first in sets of theirs.
+            ranks.name = f"kfac.{first_rank(self._process_set)}.{number}"
             self._stage_costs = self._costs
             if self._costs is None and not ranks.alone:
                 self._stage_costs = agree_on_costs(self._layers, ranks, self._solver)

@@ -121,6 +121,14 @@ def test_sets_train_as_their_members_together_over_every_engine(launcher, engine
     run_ranks(3, _in_sets, engine, solves, kinds, wanted, launcher=launcher, env=env)
 
 
+@on_ranks(3)
+def test_sets_that_overlap_form_others_by_different_names():
+    pairs = [hvd.add_process_set(ranks) for ranks in ([0, 2], [1, 2])]
+    names = [_train(pair)[1]._ranks.name for pair in pairs if pair.included()]
+    assert len(set(names)) == len(names)
+    hvd.barrier()
+
+
 @on_ranks(2)
 def test_eigenvectors_and_values_travel_whole_and_diagonals_as_they_are():
     """In float64: d x d + d of a matrix, d of a diagonal."""
