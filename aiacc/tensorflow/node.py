@@ -69,7 +69,10 @@ def run(
     refuse_xla(graph, label_of(verb, name))
     calls.name_them()
     token = token_of(graph)
-    wire_name = node_names.of_given(graph, verb, name) if name else node_names.of_node(graph, verb)
+    if name:
+        wire_name = node_names.of_given(graph, verb, name, number)
+    else:
+        wire_name = node_names.of_node(graph, verb, number)
     with graph.name_scope(None), tf.device(DEVICE):
         return function(
             *inputs,

@@ -4,7 +4,8 @@ A name has to be the same on every rank each time the node runs, also where one 
 function again and another has not, or has nodes in it that the other lacks. TensorFlow's own names
 have numbers of the process and of the whole graph. So names are made while a function is traced:
 of an unnamed node after the function, the loops and branches that it is in and the kind of
-operation, numbered in the order of the function. (Different names also keep TensorFlow from taking
+operation, numbered in the order of the function. Those of each process set are numbered by
+themselves: another member may be in fewer sets. (Different names also keep TensorFlow from taking
 two nodes with the same inputs for one.)
 
 A function that others call is traced once for all its calls. When it runs, its nodes are part of
@@ -29,26 +30,29 @@ _LOOPS = ("WhileBodyFuncGraph", "WhileCondFuncGraph")
 class _Names:
     """Those of the nodes of a graph."""
 
-    #: How many have which automatic name.
-    numbers: Counter[str] = field(default_factory=Counter)
-    #: Given to nodes of the graph itself.
+    #: How many have which automatic name, among those of which process sets.
+    numbers: Counter[tuple[str, frozenset[int]]] = field(default_factory=Counter)
+    #: Process sets of the nodes, also in its loops and branches, and in functions that it calls.
+    sets: set[int] = field(default_factory=set)
+    #: Given to nodes of the graph itself, each with its process set.
     inside: set[str] = field(default_factory=set)
     #: Also those given in its loops and branches, and in functions that it calls.
     below: set[str] = field(default_factory=set)
 
 
-def of_node(graph: Any, verb: str) -> str:
+def of_node(graph: Any, verb: str, process_set: int = 0) -> str:
     """Name of a node that was given none."""
-    return _numbered(graph, [verb, "node", "/".join(_place(graph))])
+    return _numbered(graph, [verb, "node", "/".join(_place(graph))], {process_set})
 
 
-def of_given(graph: Any, verb: str, name: str) -> str:
+def of_given(graph: Any, verb: str, name: str, process_set: int = 0) -> str:
     """Name of a node that was given one: followed by .1, .2 and so on if others have it.
 
     The branches of a `tf.cond` may have the same names, for one of them runs.
     """
     given = f"{verb}.{name}"
-    return _followed(given, _reserved(graph, {given}))
+    _note(graph, {process_set})
+    return _followed(given, _reserved(graph, {f"{process_set} {given}"}))
 
 
 def of_call(graph: Any, function: Any) -> str | None:
@@ -61,7 +65,7 @@ def of_call(graph: Any, function: Any) -> str | None:
     if inside is None:
         return None
     number = _reserved(graph, inside.below)
-    name = _numbered(graph, [*_place(graph), _plain_name(function)])
+    name = _numbered(graph, [*_place(graph), _plain_name(function)], inside.sets)
     return f"aiacc_call.{loops_around(graph)}.{number}.{name}/"
 
 
@@ -76,12 +80,18 @@ def loops_around(graph: Any) -> int:
     return loops
 
 
-def _numbered(graph: Any, parts: list[str]) -> str:
-    """An automatic name: the parts that are not empty, and a number."""
+def _numbered(graph: Any, parts: list[str], sets: set[int]) -> str:
+    """An automatic name: the parts that are not empty, and a number among those of these sets."""
+    _note(graph, sets)
     name = ".".join(filter(None, parts))
-    numbers = _names_of(_within_function(graph)[-1]).numbers
-    numbers[name] += 1
-    return f"{name}.{numbers[name]}"
+    numbers, key = _names_of(_within_function(graph)[-1]).numbers, (name, frozenset(sets))
+    numbers[key] += 1
+    return f"{name}.{numbers[key]}"
+
+
+def _note(graph: Any, sets: set[int]) -> None:
+    for outer in _within_function(graph):
+        _names_of(outer).sets |= sets
 
 
 def _reserved(graph: Any, names: set[str]) -> int:

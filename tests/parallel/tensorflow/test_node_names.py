@@ -48,12 +48,32 @@ def _check(function, x, expected):
             tf.function(lambda x: tf.cond(x < 1.0, lambda: x, lambda: -x))(tf.constant(1.0))
 
 
+@on_ranks(3)
+def test_in_process_sets_of_which_others_lack_some():
+    """Rank 0 has the nodes and calls of two sets in one function."""
+    sets = [hvd.add_process_set(ranks) for ranks in ([0, 1], [0, 2])]
+    mine = [process_set for process_set in sets if process_set.included()]
+
+    def reduce(x, process_set, name=None):
+        return hvd.allreduce(x, op=hvd.Sum, name=name, process_set=process_set)
+
+    leaves = [tf.function(lambda x, s=s: reduce(x, s)) for s in mine]
+
+    @tf.function
+    def nodes(x):
+        named = [reduce(x, process_set, "loss") for process_set in mine]
+        return named, [reduce(x, process_set) for process_set in mine], [leaf(x) for leaf in leaves]
+
+    _check(nodes, tf.constant(1.0), [2] * 3 * len(mine))
+    hvd.barrier()  # rank 1 is done, or rank 2, while the others are not
+
+
 MANY = range(1, 21)
 
 
 @on_two_ranks
-def test_alike_on_one_rank():
-    """Two nodes that TensorFlow may take for one, on rank 0."""
+def test_alike_on_one_rank_or_traced_more_often():
+    """Two nodes that TensorFlow may take for one, and functions traced for another size, there."""
     first, second = (1.0, 1.0) if hvd.rank() == 0 else (2.0, 3.0)
 
     @tf.function
@@ -68,6 +88,19 @@ def test_alike_on_one_rank():
     one = tf.constant([1.0])
     _check(constants, one, [3, 4])
     _check(inputs, one, [1, 1, 1, 2])
+
+    @tf.function
+    def leaf(x):
+        return tf.reduce_sum(_total(x))
+
+    @tf.function
+    def outer(x):
+        return leaf(x) + leaf(2.0 * x)
+
+    if hvd.rank() == 0:
+        leaf.get_concrete_function(tf.zeros([3]))
+        outer.get_concrete_function(tf.zeros([3]))
+    _check(outer, tf.ones([2]), [12])
 
 
 @on_two_ranks
@@ -267,24 +300,6 @@ def test_given_names():
     _check(either, tf.constant(float(hvd.rank())), [1, 11])
     _check(around, one, [2, 4, 6])
     _check(gradients_of, large, [*[2 * i for i in MANY], 22, 44])
-
-
-@on_two_ranks
-def test_traced_more_often():
-    """By rank 0: by itself, and for another size."""
-
-    @tf.function
-    def leaf(x):
-        return tf.reduce_sum(_total(x))
-
-    @tf.function
-    def outer(x):
-        return leaf(x) + leaf(2.0 * x)
-
-    if hvd.rank() == 0:
-        leaf.get_concrete_function(tf.zeros([3]))
-        outer.get_concrete_function(tf.zeros([3]))
-    _check(outer, tf.ones([2]), [12])
 
 
 @on_two_ranks

@@ -51,6 +51,15 @@ def test_unnamed_nodes_are_numbered_in_their_place():
     assert node_names.of_node(_Graph(""), "allgather") == "allgather.node.1"
 
 
+def test_names_in_a_process_set_do_not_depend_on_others():
+    step, both = _Graph("step"), [_Graph("leaf_1"), _Graph("leaf_2")]
+    for process_set, leaf in enumerate(both, start=1):
+        assert node_names.of_node(step, "allreduce", process_set) == "allreduce.node.step.1"
+        for graph in (step, leaf):
+            assert node_names.of_given(graph, "allreduce", "loss", process_set) == "allreduce.loss"
+        assert node_names.of_call(step, leaf) == "aiacc_call.0.1.step.leaf.1/"
+
+
 def test_loops_are_counted():
     step = _Graph("step")
     body = WhileBodyFuncGraph("while_body", step)
