@@ -61,12 +61,18 @@ def test_tags_and_groups_of_the_same_ranks():
     assert work.wait()
     assert work.is_completed()
     assert_equal(received, torch.full((5,), 10.0 + other))
+    # What is sent in one group is not received in another one, of the same ranks.
+    groups = [None, dist.new_group([0, 1]), dist.new_group([0, 1])]
+    for number, group in enumerate(groups):
+        works.append(dist.isend(torch.tensor([number]), other, group=group))
+    for number in (2, 0, 1):
+        _received(torch.tensor([number]), other, group=groups[number])
     for work in works:
         assert work.wait()
 
 
 @in_group(4)
-def test_any_source():
+def test_any_source_and_groups():
     me = dist.get_rank()
     group = dist.new_group([0, 2, 3])
     for of, members, root in ((None, [0, 1, 2, 3], 1), (group, [0, 2, 3], 2)):
@@ -84,20 +90,23 @@ def test_any_source():
                 sources.append(dist.recv(received, group=of, tag=9))
                 assert received.item() == sources[-1]
             assert sorted(sources) == senders
-
-
-@in_group(4)
-def test_ranks_of_a_group():
     group = dist.new_group([1, 3])
-    if dist.get_rank() == 1:
+    if me == 1:
         dist.send(torch.ones(2), group=group, group_dst=1)
         dist.send_object_list(["one", {"two": 2}], dst=3, group=group)
-    if dist.get_rank() == 3:
+    if me == 3:
         _received(torch.ones(2), group=group, group_src=0)
         objects = [None, None]
         assert dist.recv_object_list(objects, src=1, group=group) == 1
         assert objects == ["one", {"two": 2}]
-    dist.barrier()
+    group = dist.new_group([0, 1, 3])
+    for _ in range(3):
+        _ring(dist.group.WORLD)
+        if me != 2:
+            _ring(group)
+            total = torch.ones(1)
+            dist.all_reduce(total, group=group)  # between messages
+            assert total.item() == 3
 
 
 def _ring(group):
@@ -115,22 +124,11 @@ def _ring(group):
     assert_equal(received, torch.full((50_000,), float((rank - 1) % size)))
 
 
-@in_group(4)
-def test_batches():
-    group = dist.new_group([0, 1, 3])
-    for _ in range(3):
-        _ring(dist.group.WORLD)
-        if dist.get_rank() != 2:
-            _ring(group)
-            total = torch.ones(1)
-            dist.all_reduce(total, group=group)  # between messages
-            assert total.item() == 3
-
-
 @in_group(2)
-def test_strided_tensors():
+def test_strided_tensors_and_wrong_use():
+    me, other = dist.get_rank(), 1 - dist.get_rank()
     whole = torch.arange(12.0).reshape(3, 4)
-    if dist.get_rank() == 0:
+    if me == 0:
         dist.send(whole.T, 1)
         dist.send(torch.complex(whole, -whole).T, 1)
     else:
@@ -141,11 +139,6 @@ def test_strided_tensors():
         dist.recv(received[::2], 0)
         assert_equal(received[::2], torch.complex(whole, -whole).T)
         assert_equal(received[1::2], torch.zeros(4, 3, dtype=torch.complex64))
-
-
-@in_group(2)
-def test_wrong_use():
-    me, other = dist.get_rank(), 1 - dist.get_rank()
     with pytest.raises(ValueError, match=r"Invalid (destination|source) rank|same as"):
         dist.send(torch.ones(1), me)
     with pytest.raises(ValueError, match=r"rank 5|expected 0\.\.1|not part"):
