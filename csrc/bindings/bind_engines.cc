@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 
 #include "csrc/bindings/bindings.h"
+#include "csrc/bindings/python_arguments.h"
 #include "csrc/bindings/request_arguments.h"
 #include "csrc/engines/coding_speed.h"
 #include "csrc/engines/mpi/mpi_loader.h"
@@ -42,6 +43,8 @@ bool select(std::uintptr_t pairs, std::uintptr_t in, std::size_t count, std::siz
                     " elements in mode " + std::to_string(mode) +
                     " (expected k of no more than 2^32 - 1, and mode 0 to 2)");
   }
+  check_address(pairs, k, "output");
+  check_address(in, count, "input");
   ThresholdTrack track;
   SelectScratch scratch;
   return select_largest(reinterpret_cast<void*>(pairs),

@@ -176,6 +176,11 @@ py::tuple take_into(Handle handle, const std::vector<std::uintptr_t>& outputs, s
                 "[handle] take_into of " + std::to_string(outputs.size()) + " outputs (expected " +
                     std::to_string(request.tensors()) + ", of tensors on a GPU)");
   }
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const std::vector<std::int64_t> shape = shape_of(*operation, i);
+    const auto rows = static_cast<std::uint64_t>(shape.front());
+    check_address(outputs[i], rows * request.tensor(i).row_elements(), "output");
+  }
   auto* stream = reinterpret_cast<CudaStream>(to);  // NOLINT(performance-no-int-to-ptr)
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     coordinator.device_path().copy_gathered(

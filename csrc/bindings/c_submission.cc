@@ -180,19 +180,6 @@ void check_size(const aiacc_submission* submission) {
   }
 }
 
-void check_addresses(const aiacc_submission& from, const Request& request, int rank) {
-  const bool reads = request.kind != OpKind::kBroadcast || request.root == rank;
-  for (std::size_t i = 0; i < request.tensors(); ++i) {
-    const bool empty = request.tensor(i).elements() == 0;
-    if (!empty && reads && from.tensors[i].input == nullptr) {
-      refuse("input of tensor " + std::to_string(i) + " NULL (expected an address)");
-    }
-    if (!empty && !gives_rows(request.kind) && from.tensors[i].output == nullptr) {
-      refuse("output of tensor " + std::to_string(i) + " NULL (expected an address)");
-    }
-  }
-}
-
 void assign_tensors(const aiacc_submission& from, Request& request) {
   if (from.tensor_count == 0 || from.tensor_count > kMaxGroupTensors || from.tensors == nullptr) {
     refuse("tensors: " + std::to_string(from.tensor_count) +
@@ -218,7 +205,7 @@ void assign_tensors(const aiacc_submission& from, Request& request) {
 }
 
 /// What the ranks agree on. Throws Error(kInvalidArgument).
-Request request_from(const aiacc_submission& from, int rank) {
+Request request_from(const aiacc_submission& from) {
   Request request;
   request.kind = kind_from(from.kind);
   const bool moves = request.kind != OpKind::kBarrier && request.kind != OpKind::kJoin;
@@ -248,7 +235,6 @@ Request request_from(const aiacc_submission& from, int rank) {
   request.dtype = DataType::kUInt8;  // of barrier and join, as Python's are
   if (moves) {
     assign_tensors(from, request);
-    check_addresses(from, request, rank);
   }
   if (gives_rows(request.kind) && from.allocate == nullptr) {
     refuse(std::string(name_of(request.kind)) +
@@ -260,7 +246,7 @@ Request request_from(const aiacc_submission& from, int rank) {
 Handle submit(const aiacc_submission& from) {
   const auto session = Runtime::instance().session();
   Coordinator& coordinator = session->coordinator();
-  Request request = request_from(from, session->topology().rank);
+  Request request = request_from(from);
   std::shared_ptr<Operation> operation = coordinator.acquire();
   operation->request = std::move(request);
   operation->series.clear();

@@ -1,9 +1,12 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include <pybind11/pybind11.h>
+
+#include "csrc/base/error.h"
 
 namespace aiacc {
 
@@ -24,6 +27,15 @@ inline void* address(PyObject* object) {
     throw pybind11::error_already_set();
   }
   return value;
+}
+
+/// Throws Error(kInvalidArgument) for `what` at address 0 that has elements.
+inline void check_address(std::uintptr_t address, std::uint64_t elements, const char* what) {
+  if (address == 0 && elements > 0) {
+    throw Error(Code::kInvalidArgument,
+                std::string("[kernels] ") + what + " of " + std::to_string(elements) +
+                    " elements at address 0 (expected a tensor that has memory of its own)");
+  }
 }
 
 inline double number(PyObject* object) {

@@ -33,10 +33,52 @@ class Forgotten final : public Completion {
   void done(Operation&) noexcept override {}
 };
 
-/// Throws Error(kInvalidArgument) unless this rank may submit the request as it is.
-void check(const Request& request, const CommunicatorTable& communicators, int rank) {
+/// Whether a tensor of the operation has elements that this member of the process set writes.
+bool writes(const Request& request, std::size_t index, const Communicator& communicator) {
+  const TensorSpec& tensor = request.tensor(index);
+  if (request.kind == OpKind::kReducescatter) {
+    const int size = communicator.size();
+    return scattered_rows(tensor.shape.front(), size, communicator.rank) > 0 &&
+           tensor.row_elements() > 0;
+  }
+  // The memory of an all-gather and of an all-to-all may come later.
+  return (request.kind == OpKind::kAllreduce || request.kind == OpKind::kBroadcast) &&
+         tensor.elements() > 0;
+}
+
+/// Whether it has elements that this rank reads.
+bool reads(const Request& request, std::size_t index, int rank) {
+  const bool gives = request.kind == OpKind::kBroadcast
+                         ? request.root == rank
+                         : request.kind == OpKind::kAllreduce || has_rows(request.kind);
+  return gives && request.tensor(index).elements() > 0;
+}
+
+[[noreturn]] void refuse_null(const std::string& operation, const std::string& what) {
+  throw Error(Code::kInvalidArgument,
+              "[submit] " + operation + ": " + what +
+                  " NULL (expected an address); give tensors that have memory of their own");
+}
+
+/// Throws Error(kInvalidArgument) if something that is read or written is at address 0.
+void check_addresses(Operation& operation, const Communicator& communicator, int rank) {
+  const Request& request = operation.request;
+  for (std::size_t i = 0; i < request.tensors(); ++i) {
+    const TensorBuffers& memory = operation.tensor(i);
+    const bool input = memory.input == nullptr && reads(request, i, rank);
+    if (input || (memory.output == nullptr && writes(request, i, communicator))) {
+      refuse_null(operation_text(request.kind, request.process_set, request.name),
+                  (input ? "input of tensor " : "output of tensor ") + std::to_string(i));
+    }
+  }
+}
+
+/// Throws Error(kInvalidArgument) unless this rank may submit the operation as it is.
+void check(Operation& operation, const CommunicatorTable& communicators, int rank) {
+  const Request& request = operation.request;
   if (request.process_set == 0) {
     check_request(request, communicators.everyone().ranks);
+    check_addresses(operation, communicators.everyone(), rank);
     return;
   }
   const auto communicator = communicators.find(request.process_set);
@@ -56,6 +98,7 @@ void check(const Request& request, const CommunicatorTable& communicators, int r
                     std::to_string(request.process_set) + " " + problem);
   }
   check_request(request, communicator->ranks);
+  check_addresses(operation, *communicator, rank);
 }
 
 }  // namespace
@@ -122,7 +165,7 @@ Handle Coordinator::submit(std::shared_ptr<Operation> operation) {
   if (is_message(request.kind)) {
     return submit_message(std::move(operation));
   }
-  check(request, communicators_, plane_.rank());
+  check(*operation, communicators_, plane_.rank());
   if (request.on_gpu()) {
     admit_on_gpu(*operation);
     operation->byte_weight = gpu_byte_weight_.load(std::memory_order_relaxed);
@@ -148,6 +191,10 @@ Handle Coordinator::submit_message(std::shared_ptr<Operation> operation) {
   Operation& message = *operation;
   const Request& request = message.request;
   check_message(request, message.series, plane_.size());
+  const void* memory = request.kind == OpKind::kSend ? message.input : message.output;
+  if (memory == nullptr && request.bytes() > 0) {
+    refuse_null(operation_text(request.kind, 0, message.series), "memory");
+  }
   stuck_detector_.note();
   const Handle handle = table_.submit_message(std::move(operation));
   const auto ticket = reinterpret_cast<std::uint64_t>(&message);

@@ -7,6 +7,7 @@
 
 #include "csrc/bindings/bindings.h"
 #include "csrc/bindings/optim/optim_device.h"
+#include "csrc/bindings/python_arguments.h"
 
 namespace py = pybind11;
 
@@ -27,6 +28,8 @@ std::vector<FactorStack> stacks_of(const std::vector<FactorAddresses>& given) {
   std::vector<FactorStack> stacks;
   stacks.reserve(given.size());
   for (const auto& [matrices, packed, dim, number, row, matrix, scale, enters] : given) {
+    check_address(matrices, dim * number, "factor");
+    check_address(packed, dim * number, "packed factor");
     stacks.push_back({reinterpret_cast<void*>(matrices),
                       reinterpret_cast<void*>(packed),
                       dim,

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <pybind11/pybind11.h>
@@ -9,6 +10,7 @@
 
 #include "csrc/bindings/bindings.h"
 #include "csrc/bindings/optim/optim_device.h"
+#include "csrc/bindings/python_arguments.h"
 #include "csrc/kernels/gpu/optim/tensor_chunks.h"
 #include "csrc/kernels/lars.h"
 
@@ -24,6 +26,8 @@ std::vector<LarsTensor> tensors_of(const std::vector<LarsAddresses>& given) {
   std::vector<LarsTensor> tensors;
   tensors.reserve(given.size());
   for (const auto& [weights, gradient, momentum, count] : given) {
+    check_address(weights, count, "parameter");
+    check_address(gradient, count, "gradient");
     tensors.push_back({reinterpret_cast<float*>(weights),
                        reinterpret_cast<const float*>(gradient),
                        reinterpret_cast<float*>(momentum),
@@ -46,6 +50,12 @@ std::vector<LambTensor> tensors_of(const std::vector<LambAddresses>& given) {
   std::vector<LambTensor> tensors;
   tensors.reserve(given.size());
   for (const auto& [weights, gradient, mean, square, steps_on_device, steps, count] : given) {
+    for (const auto& [address, what] : {std::pair(weights, "parameter"),
+                                        {gradient, "gradient"},
+                                        {mean, "exp_avg"},
+                                        {square, "exp_avg_sq"}}) {
+      check_address(address, count, what);
+    }
     tensors.push_back({reinterpret_cast<float*>(weights),
                        reinterpret_cast<const float*>(gradient),
                        reinterpret_cast<float*>(mean),

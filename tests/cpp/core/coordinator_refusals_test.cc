@@ -20,6 +20,8 @@ struct Refusal {
   OpKind kind;
   std::function<void(Request&)> change;
   Code code = Code::kInvalidArgument;
+  bool reads = true;  ///< whether there is an input, and memory for the output
+  bool writes = true;
 };
 
 /// Of 3 ranks.
@@ -31,6 +33,10 @@ const std::vector<Refusal>& refusals() {
   constexpr OpKind kExchange = OpKind::kAlltoall;
   const std::string scalar = "'x': a 0-dimensional tensor";
   const std::string eight_bits = "wire format float8_e5m2 in host memory (expected float16";
+  const std::string input = "'x': input of tensor 0 NULL (expected an address)";
+  const std::string output = "'x': output of tensor 0 NULL (expected an address)";
+  constexpr Code kBad = Code::kInvalidArgument;
+  const auto rows = [](Request& r) { r.shape = {3}; };  // one for each rank
   static const std::vector<Refusal> all = {
       {"a name of 65537 bytes", kSum, [](auto& r) { r.name.assign(kMaxNameBytes + 1, 'x'); }},
       {"65 dimensions", kSum, [](auto& r) { r.shape.assign(kMaxDimensions + 1, 1); }},
@@ -65,7 +71,15 @@ const std::vector<Refusal>& refusals() {
        [](auto& r) { r.op = ReduceOp::kAdasum; },
        Code::kUnsupported},
       {eight_bits, kSum, [](auto& r) { r.wire = WireFormat::kFloat8E5M2; }},
-      {"process set 1 is not registered", kSum, [](auto& r) { r.process_set = 1; }}};
+      {"process set 1 is not registered", kSum, [](auto& r) { r.process_set = 1; }},
+      {input, kSum, rows, kBad, false},
+      {input, kSum, [](auto& r) { r.more = {{DataType::kFloat32, {0}}}; }, kBad, false},
+      {output, kSum, rows, kBad, true, false},
+      {input, kGather, rows, kBad, false},
+      {output, kCast, rows, kBad, true, false},
+      {input, kScatter, rows, kBad, false},
+      {output, kScatter, rows, kBad, true, false},
+      {input, kExchange, [](auto& r) { r.numbers = {1, 0, 0}; }, kBad, false}};
   return all;
 }
 
@@ -103,9 +117,10 @@ void expect_refusals(Coordinator& coordinator,
     request.wire_detail = coding.detail;
     refusal.change(request);
     float value = 1;
-    expect_error(status_of([&] { submit(coordinator, request, &value, &value); }),
-                 refusal.code,
-                 {refusal.text});
+    float* in = refusal.reads ? &value : nullptr;
+    float* out = refusal.writes ? &value : nullptr;
+    expect_error(
+        status_of([&] { submit(coordinator, request, in, out); }), refusal.code, {refusal.text});
   }
 }
 
