@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import tensorflow as tf
 
@@ -146,27 +146,70 @@ def tensor_of(value: Any, what: str) -> Any:
         TypeError: It becomes no tensor.
         ValueError: Its dtype is another, or it is ragged or sparse.
     """
+    tensor = _dense(value, what)
+    if tensor.dtype.name not in DTYPE_CODES:
+        remedy = "cast it"
+        if tensor.dtype == tf.string:
+            remedy = "use broadcast_object or allgather_object"
+        elif tensor.dtype.is_complex:
+            remedy = "use tf.math.real and tf.math.imag of it, and tf.complex of the results"
+        raise ValueError(
+            f"[tensorflow] {what}: dtype {tensor.dtype.name} (expected one of "
+            f"{', '.join(DTYPE_CODES)}); {remedy}"
+        )
+    return tensor
+
+
+def _dense(value: Any, what: str) -> Any:
     if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
         raise ValueError(
             f"[tensorflow] {what}: a {type(value).__name__} (expected a dense tensor); convert it "
             "(to_tensor, tf.sparse.to_dense), or pass its values"
         )
     try:
-        tensor = tf.convert_to_tensor(value)
+        return tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"[tensorflow] {what}: {value!r:.100} (expected a tensor, or what becomes one); use "
             "broadcast_object or allgather_object for objects"
         ) from error
-    if tensor.dtype.name not in DTYPE_CODES:
-        remedy = (
-            "use broadcast_object or allgather_object" if tensor.dtype == tf.string else "cast it"
-        )
-        raise ValueError(
-            f"[tensorflow] {what}: dtype {tensor.dtype.name} (expected one of "
-            f"{', '.join(DTYPE_CODES)}); {remedy}"
-        )
-    return tensor
+
+
+#: What elements of other dtypes travel as, which are moved and not added up; it has all of theirs.
+_CARRIERS = {
+    **dict.fromkeys(("float8_e5m2", "float8_e4m3fn"), tf.float16),
+    **dict.fromkeys(("float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2fnuz"), tf.float16),
+    **dict.fromkeys(("int2", "int4"), tf.int8),
+    **dict.fromkeys(("uint2", "uint4"), tf.uint8),
+    **{name: getattr(tf, name[1:]) for name in ("qint8", "quint8", "qint16", "quint16", "qint32")},
+}
+
+
+class Moved(NamedTuple):
+    """A tensor of any dtype in a form that the core can move."""
+
+    tensor: Any
+    #: What makes the result of what has come.
+    restore: Callable[[Any], Any]
+
+
+def moved(value: Any, what: str) -> Moved:
+    """`tensor_of` where elements are only moved, of numbers of any dtype.
+
+    Raises:
+        TypeError: It becomes no tensor.
+        ValueError: They are no numbers, or ragged or sparse.
+    """
+    tensor = _dense(value, what)
+    dtype = tensor.dtype
+    if dtype.is_complex:
+        parts = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], axis=-1)
+        return Moved(parts, lambda came: tf.complex(came[..., 0], came[..., 1]))
+    carrier = _CARRIERS.get(dtype.name)
+    if carrier is None:
+        return Moved(tensor_of(tensor, what), lambda came: came)
+    change = tf.bitcast if dtype.is_quantized else tf.cast
+    return Moved(change(tensor, carrier), lambda came: change(came, dtype))
 
 
 def rows_unknown(outputs: Sequence[Any], inputs: Sequence[Any]) -> None:

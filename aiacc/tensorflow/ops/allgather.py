@@ -29,7 +29,7 @@ def allgather(
     Blocks: until the result is there, outside of graphs. In a graph it blocks nothing.
 
     Args:
-        tensor: Tensor of at least one dimension, of a dtype in `dtypes.DTYPE_CODES`.
+        tensor: Tensor of at least one dimension, of numbers of any dtype.
         name: Pairs this call with those of the other ranks; see `allreduce`.
         ignore_name_scope: Accepted because Horovod has it: name scopes never matter.
         process_set: Ranks that take part.
@@ -72,12 +72,13 @@ def grouped_allgather(
 def _gather(
     verb: str, tensors: Sequence[Any], name: str | None, process_set: ProcessSet
 ) -> list[Any]:
-    given = [node.tensor_of(tensor, label_of(verb, name)) for tensor in tensors]
+    moved = [node.moved(tensor, label_of(verb, name)) for tensor in tensors]
+    given = [one.tensor for one in moved]
     if not given:
         return []
     gathered, _ = node.run("aiacc_allgather", verb, name, process_set, [given])
     node.rows_unknown(gathered, given)
-    return list(gathered)
+    return [one.restore(rows) for one, rows in zip(moved, gathered, strict=True)]
 
 
 @node.gradient_of("AiaccAllgather")

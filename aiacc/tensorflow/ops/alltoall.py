@@ -28,7 +28,7 @@ def alltoall(
     Blocks: until the result is there, outside of graphs. In a graph it blocks nothing.
 
     Args:
-        tensor: Tensor of at least one dimension, of a dtype in `dtypes.DTYPE_CODES`.
+        tensor: Tensor of at least one dimension, of numbers of any dtype.
         splits: Rows for each rank, whole numbers; None divides the rows evenly.
         name: Pairs this call with those of the other ranks; see `allreduce`.
         ignore_name_scope: Accepted because Horovod has it: name scopes never matter.
@@ -46,11 +46,13 @@ def alltoall(
     """
     arguments.check(locals())
     del ignore_name_scope
-    given = node.tensor_of(tensor, label_of("alltoall", name))
+    moved = node.moved(tensor, label_of("alltoall", name))
+    given = moved.tensor
     whole = tf.zeros([0], tf.int64) if splits is None else _numbers_of(splits)
     received, rows = node.run("aiacc_alltoall", "alltoall", name, process_set, [given, whole])
     node.rows_unknown([received], [given])
-    return received if splits is None else (received, tf.cast(rows, tf.int32))
+    output = moved.restore(received)
+    return output if splits is None else (output, tf.cast(rows, tf.int32))
 
 
 def _numbers_of(splits: Any) -> Any:

@@ -31,7 +31,7 @@ def broadcast(
     Blocks: until the result is there, outside of graphs. In a graph it blocks nothing.
 
     Args:
-        tensor: Tensor of any shape, of a dtype in `dtypes.DTYPE_CODES`.
+        tensor: Tensor of numbers of any shape and dtype.
         root_rank: Global rank to copy from.
         name: Pairs this call with those of the other ranks; see `allreduce`.
         ignore_name_scope: Accepted because Horovod has it: name scopes never matter.
@@ -49,7 +49,7 @@ def broadcast(
     """
     arguments.check(locals())
     del ignore_name_scope
-    given = node.tensor_of(tensor, label_of("broadcast", name))
+    given = node.moved(tensor, label_of("broadcast", name))
     (copy,) = _copies([given], root_rank, name, process_set)
     return copy
 
@@ -79,8 +79,7 @@ def broadcast_(
 
     Raises:
         TypeError: Argument of a wrong type.
-        ValueError: Other bad argument; a variable of a dtype that the core does not know, such as
-            string.
+        ValueError: Other bad argument; a variable of no numbers, such as of strings.
         tf.errors.OpError: The operation failed for a variable, and none is assigned.
     """
     arguments.check(locals(), variables=arguments.of(Iterable, "a list of variables"))
@@ -92,7 +91,7 @@ def broadcast_(
                 "Keras); use broadcast for tensors"
             )
     given = [
-        node.tensor_of(variable, f"broadcast_ of variable {getattr(variable, 'name', i)!r}")
+        node.moved(variable, f"broadcast_ of variable {getattr(variable, 'name', i)!r}")
         for i, variable in enumerate(listed)
     ]
     copies = _copies(given, root_rank, name, process_set)
@@ -101,18 +100,19 @@ def broadcast_(
 
 
 def _copies(
-    tensors: list[Any], root_rank: int, name: str | None, process_set: ProcessSet
+    given: list[node.Moved], root_rank: int, name: str | None, process_set: ProcessSet
 ) -> list[Any]:
     """The tensors of the root, which all travel at the same time."""
-    if not tensors:
+    if not given:
         return []
+    tensors = [one.tensor for one in given]
     copies = node.run(
         "aiacc_broadcast", "broadcast", name, process_set, [tensors], root_rank=root_rank
     )
     for copy, tensor in zip(copies, tensors, strict=True):
         if not tf.executing_eagerly():
             copy.set_shape(tensor.shape)
-    return list(copies)
+    return [one.restore(copy) for one, copy in zip(given, copies, strict=True)]
 
 
 @node.gradient_of("AiaccBroadcast")
