@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from aiacc import _core
 from aiacc.array import device_arrays
-from aiacc.collectives.dtypes import DTYPE_CODES
+from aiacc.collectives.dtypes import DTYPE_CODES, carrier_of
+from aiacc.collectives.memory import lacks_memory
 
 Array = npt.NDArray[Any]
 
@@ -27,11 +28,17 @@ class View(NamedTuple):
     device: int
     #: Of the array's library, when the view was made.
     stream: int
+    #: Extents of dimensions behind those of the array, see `dtypes.carrier_of`.
+    behind: tuple[int, ...]
 
     @property
     def spec(self) -> tuple[tuple[int, ...], int, int]:
         """What `submission` wants to know of it."""
-        return self.shape, self.code, self.device
+        return (*self.shape, *self.behind), self.code, self.device
+
+    def shape_of(self, produced: tuple[int, ...]) -> tuple[int, ...]:
+        """Of what the core has produced in this shape, as elements of the dtype."""
+        return produced[: len(produced) - len(self.behind)]
 
     def empty(self, shape: tuple[int, ...]) -> Any:
         """A new array of the same dtype in the same place."""
@@ -44,28 +51,29 @@ class View(NamedTuple):
         return device_arrays.stream_of(self.array)
 
 
-def view_of(array: Any, what: str) -> View:
+def view_of(array: Any, what: str, moved: bool = False) -> View:
     """What the core has to know of ``array``.
 
     Args:
         array: Anything with NumPy's array interface, the CUDA array interface, or DLPack; also a
             number, or a list of numbers, nested or not, as `numpy.asarray` takes them.
         what: What it is given for, such as ``"allreduce of 'loss'"``.
+        moved: Whether its elements are only moved; they may be of any dtype then.
 
     Raises:
         TypeError: It has none of them.
         ValueError: The core does not take it; the text says why and what to do.
     """
-    return _view_of(array, what)[0]
+    return _view_of(array, what, moved)[0]
 
 
-def writable_view_of(array: Any, what: str) -> View:
+def writable_view_of(array: Any, what: str, moved: bool = False) -> View:
     """Like `view_of`, for memory that the operation overwrites.
 
     Raises:
         ValueError: Also if the array must not be written.
     """
-    view, writable = _view_of(array, what)
+    view, writable = _view_of(array, what, moved)
     if not writable:
         raise ValueError(
             f"[array] {what}: array that must not be written (expected a writable one); "
@@ -108,7 +116,7 @@ def take_outputs(handle: int, likes: list[View]) -> list[Any]:
     """What a finished all-gather of several arrays produced, as arrays like those given."""
     if likes[0].device < 0:
         return [
-            data.view(like.dtype).reshape(shape)
+            data.view(like.dtype).reshape(like.shape_of(shape))
             for (data, shape), like in zip(_core.take_outputs(handle), likes, strict=True)
         ]
     return _taken(handle, likes)[0]
@@ -118,7 +126,7 @@ def take_alltoall(handle: int, like: View) -> tuple[Any, tuple[int, ...]]:
     """What a finished all-to-all produced, and the rows received from every rank."""
     if like.device < 0:
         data, shape, received = _core.take_alltoall(handle)
-        return data.view(like.dtype).reshape(shape), received
+        return data.view(like.dtype).reshape(like.shape_of(shape)), received
     (output,), received = _taken(handle, [like])
     return output, received
 
@@ -126,15 +134,21 @@ def take_alltoall(handle: int, like: View) -> tuple[Any, tuple[int, ...]]:
 def _taken(handle: int, likes: list[View]) -> tuple[list[Any], tuple[int, ...]]:
     """The core's output in memory of the arrays' library, whose size is known only now."""
     shapes = _core.output_shapes(handle)
-    outputs = [like.empty(shape) for like, shape in zip(likes, shapes, strict=True)]
+    outputs = [like.empty(like.shape_of(shape)) for like, shape in zip(likes, shapes, strict=True)]
     addresses = tuple(map(address_of, outputs))
     return outputs, _core.take_into(handle, addresses, likes[0].stream_now())
 
 
-def _view_of(array: Any, what: str) -> tuple[View, bool]:
+def _view_of(array: Any, what: str, moved: bool) -> tuple[View, bool]:
     if not hasattr(array, "__array_interface__"):
+        if hasattr(array, "untyped_storage") and lacks_memory(array):
+            raise ValueError(
+                f"[array] {what}: {type(array).__name__} that has no memory of its own (expected "
+                "one that wraps no other, and whose storage was not freed); give what has its "
+                "values, such as tensor.to_local() of a DTensor"
+            )
         if device_arrays.is_on_device(array):
-            return _device_view_of(array, what)
+            return _device_view_of(array, what, moved)
         if hasattr(array, "__dlpack__"):
             array = np.from_dlpack(array)
         elif isinstance(array, bool | int | float | list | tuple):
@@ -146,11 +160,12 @@ def _view_of(array: Any, what: str) -> tuple[View, bool]:
                 "numpy.asarray, or use broadcast_object or allgather_object for objects"
             )
     view = np.asarray(array)
-    code = _code_of(view.dtype, what)
+    code, behind = _carrier_of(view.dtype, what, moved)
     if not view.flags.c_contiguous:
         raise _strided(view.shape, view.strides, what)
     address = view.__array_interface__["data"][0]
-    return View(view, address, view.shape, view.dtype, code, -1, 0), view.flags.writeable
+    made = View(view, address, view.shape, view.dtype, code, -1, 0, behind)
+    return made, view.flags.writeable
 
 
 def _array_of(numbers: Any, what: str) -> Array:
@@ -166,27 +181,37 @@ def _array_of(numbers: Any, what: str) -> Array:
     return array
 
 
-def _device_view_of(array: Any, what: str) -> tuple[View, bool]:
+def _device_view_of(array: Any, what: str, moved: bool) -> tuple[View, bool]:
     array = device_arrays.with_interface(array, what)
     interface = array.__cuda_array_interface__
-    shape, dtype = tuple(interface["shape"]), np.dtype(interface["typestr"])
-    code = _code_of(dtype, what)
+    shape, dtype = tuple(interface["shape"]), getattr(array, "dtype", None)
+    if not isinstance(dtype, np.dtype):  # which says more: the interface has no 8-bit floats
+        dtype = np.dtype(interface["typestr"])
+    code, behind = _carrier_of(dtype, what, moved)
     strides = interface.get("strides")
     if strides is not None and not _is_contiguous(shape, tuple(strides), dtype.itemsize):
         raise _strided(shape, tuple(strides), what)
     device, stream = device_arrays.device_of(array, what), device_arrays.stream_of(array)
     address, read_only = interface["data"]
-    return View(array, address, shape, dtype, code, device, stream), not read_only
+    return View(array, address, shape, dtype, code, device, stream, behind), not read_only
 
 
-def _code_of(dtype: np.dtype[Any], what: str) -> int:
-    code = DTYPE_CODES.get(dtype.name)
-    if code is None or not dtype.isnative:
-        raise ValueError(
-            f"[array] {what}: array of dtype {dtype!s} (expected one of "
-            f"{', '.join(DTYPE_CODES)}, in native byte order); convert it with array.astype(...)"
-        )
-    return code
+def _carrier_of(dtype: np.dtype[Any], what: str, moved: bool) -> tuple[int, tuple[int, ...]]:
+    if dtype.name in DTYPE_CODES and dtype.isnative:
+        return DTYPE_CODES[dtype.name], ()
+    if moved and dtype.isnative and not dtype.hasobject:
+        return carrier_of(dtype.name, dtype.itemsize)
+    if dtype.hasobject:
+        remedy = "use broadcast_object or allgather_object"
+    elif dtype.kind == "c":
+        part = f"float{dtype.itemsize * 4}"
+        remedy = f"use array.view({part!r}), and .view({dtype.name!r}) of the result"
+    else:
+        remedy = "convert it with array.astype(...)"
+    raise ValueError(
+        f"[array] {what}: array of dtype {dtype!s} (expected one of "
+        f"{', '.join(DTYPE_CODES)}, in native byte order); {remedy}"
+    )
 
 
 def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> bool:

@@ -36,11 +36,11 @@ def alltoall_async(
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
     what = label_of("alltoall", name)
-    source = view_of(tensor, what)
+    source = view_of(tensor, what, moved=True)
     check_rows(source, what)
     size = rank_and_size(process_set).size
     parts = checked_splits(_numbers_of(splits, what), source.shape[0], size, f"[array] {what}")
-    shape = (sum(parts), *source.shape[1:])
+    shape = (sum(parts), *source.spec[0][1:])
     prepared = submission.alltoall(name, shape, source.code, source.device, parts, process_set)
     handle = prepared.start(source.address, 0, source.stream)
 
@@ -64,7 +64,7 @@ def alltoall(
     Blocks: until the result is there.
 
     Args:
-        tensor: C-contiguous array of at least one dimension, of a dtype in `dtypes.DTYPE_CODES`.
+        tensor: C-contiguous array of at least one dimension, of any dtype but objects.
         splits: Number of rows for every rank, a list or an int32 array; rows beyond their sum are
             not sent. None divides the rows evenly.
         name: Pairs this call with the calls of the other ranks.

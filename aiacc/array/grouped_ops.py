@@ -141,7 +141,7 @@ def grouped_allgather_async(
         ValueError: Bad argument, among them an array without dimensions.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    group = _group_of(tensors, "grouped_allgather", name, rows=True)
+    group = _group_of(tensors, "grouped_allgather", name, rows=True, moved=True)
     prepared = submission.allgather(name, *_specs(group), process_set)
     handle = _start(prepared, group, (0,) * len(group))
     pending[handle] = (wait, group, None, lambda handle: take_outputs(handle, group))
@@ -229,12 +229,13 @@ def _group_of(
     *,
     rows: bool = False,
     writable: bool = False,
+    moved: bool = False,
 ) -> list[View]:
     """Views of the arrays, once it is certain that the core takes them."""
     what = label_of(kind, name)
     arguments.check({"tensors": tensors})
     see = writable_view_of if writable else view_of
-    views = [see(array, f"array {index} of {what}") for index, array in enumerate(tensors)]
+    views = [see(array, f"array {index} of {what}", moved) for index, array in enumerate(tensors)]
     if not views:
         raise ValueError(f"[array] {what}: an empty list (expected at least one array)")
     device = views[0].device
@@ -274,5 +275,5 @@ def _reduce(
 
 def _specs(group: list[View]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...], int]:
     """Shapes, dtypes and the device of a group."""
-    shapes = tuple(source.shape for source in group)
+    shapes = tuple(source.spec[0] for source in group)
     return shapes, tuple(source.code for source in group), group[0].device

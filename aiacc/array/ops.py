@@ -149,7 +149,7 @@ def allgather_async(
         ValueError: Bad argument, among them an array without dimensions.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    source = view_of(tensor, label_of("allgather", name))
+    source = view_of(tensor, label_of("allgather", name), moved=True)
     check_rows(source, label_of("allgather", name))
     prepared = submission.allgather(name, *source.spec, process_set)
     handle = prepared.start(source.address, 0, source.stream)
@@ -193,7 +193,7 @@ def broadcast_async(
         ValueError: Bad argument, or an operation of this name is under way.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    source = view_of(tensor, label_of("broadcast", name))
+    source = view_of(tensor, label_of("broadcast", name), moved=True)
     result = source.empty(source.shape)
     prepared = submission.broadcast(name, *source.spec, root_rank, process_set)
     handle = prepared.start(source.address, address_of(result), source.stream)
@@ -208,7 +208,7 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start overwriting ``tensor`` with that of ``root_rank``; otherwise like `broadcast_async`."""
-    source = writable_view_of(tensor, label_of("broadcast", name))
+    source = writable_view_of(tensor, label_of("broadcast", name), moved=True)
     prepared = submission.broadcast(name, *source.spec, root_rank, process_set)
     handle = prepared.start(source.address, source.address, source.stream)
     pending[handle] = (wait, [source], tensor, None)

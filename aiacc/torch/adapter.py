@@ -2,19 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from aiacc import _core
 from aiacc.collectives import dtypes
 from aiacc.collectives.handles import synchronize
+from aiacc.collectives.memory import lacks_memory
 from aiacc.torch import streams
 
 #: Numbers of the core's data types.
 DTYPE_CODES: dict[torch.dtype, int] = {
     getattr(torch, name): code for name, code in dtypes.DTYPE_CODES.items()
+}
+
+#: What elements of other dtypes travel as; see `dtypes.carrier_of`.
+Carriers: TypeAlias = Mapping[torch.dtype, tuple[int, tuple[int, ...]]]
+
+
+def _moved() -> Carriers:
+    carriers = {}
+    for dtype in {value for value in vars(torch).values() if isinstance(value, torch.dtype)}:
+        name = str(dtype).removeprefix("torch.")
+        # What quantised numbers mean is not in their bytes.
+        if dtype not in DTYPE_CODES and not name.startswith("q"):
+            carriers[dtype] = dtypes.carrier_of(name, dtype.itemsize)
+    return carriers
+
+
+#: For operations that only move elements.
+MOVED: Carriers = _moved()
+#: For sums: those of complex numbers are sums of their parts.
+SUMMED: Carriers = {dtype: carrier for dtype, carrier in MOVED.items() if dtype.is_complex}
+#: For other reductions.
+REDUCED: Carriers = {}
+
+LOWEST_ADDRESS = _core.LOWEST_ADDRESS
+#: What a tensor that has such an attribute keeps elsewhere, and how to get at that.
+_WRAPPERS = {
+    "full_tensor": "use tensor.to_local() for this rank's part, or tensor.full_tensor()",
+    "get_mask": "use tensor.get_data() and tensor.get_mask()",
+    "trigger_wait": "use tensor.wait()",
+    "fake_mode": "use a real one, for this one only stands for it while torch traces",
 }
 
 
@@ -24,7 +55,8 @@ def let_core_read() -> None:
     It reads those that torch offers a way for. Others are described to it by their attributes.
     """
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    _core.read_tensors_of((torch.Tensor, torch.nn.Parameter), exchange, torch.Tensor.is_neg)
+    types = torch.Tensor, torch.nn.Parameter
+    _core.read_tensors_of(types, exchange, torch.Tensor.is_neg, lacks_memory)
 
 
 let_core_read()
@@ -47,45 +79,76 @@ class View(NamedTuple):
         return self.shape, self.code, self.device
 
 
-def refusal(tensor: object, what: str) -> Exception:
+def refusal(tensor: object, what: str, carriers: Carriers = REDUCED) -> Exception:
     """Why the core does not take ``tensor``, as an exception to raise.
 
     Args:
         tensor: What was given.
         what: What it was given for, such as ``"allreduce of 'fc.weight'"``.
+        carriers: Of the operation, besides `DTYPE_CODES`.
     """
     if not isinstance(tensor, torch.Tensor):
         return TypeError(
             f"[torch] {what}: {type(tensor).__name__} (expected torch.Tensor); "
             "convert it with torch.as_tensor"
         )
+    return ValueError(f"[torch] {what}: {_problem(tensor, carriers)}")
+
+
+def _problem(tensor: torch.Tensor, carriers: Carriers) -> str:
+    kind, dtype = type(tensor), tensor.dtype
+    if tensor.is_nested:
+        return f"nested {kind.__name__} (expected a dense tensor); use those of tensor.unbind()"
     if tensor.layout is not torch.strided:
-        return ValueError(
-            f"[torch] {what}: tensor of layout {tensor.layout} (expected torch.strided); "
+        return (
+            f"tensor of layout {tensor.layout} (expected torch.strided); "
             "use tensor.to_dense(), or DistributedOptimizer(..., sparse_as_dense=True)"
         )
+    if tensor.is_meta and kind in _PLAIN:
+        return (
+            "tensor on device meta, which has no values (expected cpu or cuda); give it some with "
+            "module.to_empty(device=...) or torch.empty_like(tensor, device=...)"
+        )
+    if lacks_memory(tensor):
+        remedy = "use tensor.clone() before that is freed, and call this outside of torch.func"
+        if kind not in _PLAIN:
+            found = (text for name, text in _WRAPPERS.items() if hasattr(tensor, name))
+            remedy = next(found, "use the tensors that it wraps")
+        return (
+            f"{kind.__name__} of shape {tuple(tensor.shape)} that has no memory of its own "
+            f"(expected one that wraps no others, and whose storage was not freed); {remedy}"
+        )
     if tensor.device.type not in ("cpu", "cuda"):
-        return ValueError(
-            f"[torch] {what}: tensor on device {tensor.device} (expected cpu or cuda); use "
-            "tensor.cpu()"
+        return f"tensor on device {tensor.device} (expected cpu or cuda); use tensor.cpu()"
+    if tensor.is_quantized:
+        return (
+            f"quantised tensor of dtype {dtype} (expected one whose bytes are its values); use "
+            "tensor.int_repr(), or tensor.dequantize()"
         )
-    if tensor.dtype not in DTYPE_CODES:
+    if dtype not in DTYPE_CODES and dtype not in carriers:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_CODES)
-        return ValueError(
-            f"[torch] {what}: tensor of dtype {tensor.dtype} (expected one of {names}); "
-            "convert it with tensor.to(...)"
-        )
+        remedy = "convert it with tensor.to(...)"
+        if dtype.is_complex:
+            remedy = "use torch.view_as_real(tensor), and torch.view_as_complex for the result"
+        elif dtype.is_floating_point:
+            remedy = "use tensor.float(), which loses nothing"
+        return f"tensor of dtype {dtype} (expected one of {names}); {remedy}"
     if not tensor.is_contiguous():
-        return ValueError(
-            f"[torch] {what}: tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} "
+        return (
+            f"tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} "
             "(expected contiguous memory); use tensor.contiguous()"
         )
-    if tensor.is_neg():
-        return ValueError(
-            f"[torch] {what}: a view whose memory has the negated values, as of .conj().imag "
-            "(expected one that has its own values); use tensor.resolve_neg()"
-        )
-    return ValueError(f"[torch] {what}: tensor {tensor!r} has no memory that can be sent")
+    change, remedy = "negated", "resolve_neg"
+    if tensor.is_conj():
+        change, remedy = "conjugate", "resolve_conj"
+    return (
+        f"a view whose memory has the {change} values, as of .conj() "
+        f"(expected one that has its own values); use tensor.{remedy}()"
+    )
+
+
+#: Classes whose tensors wrap no others.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def device_of(tensor: torch.Tensor) -> int:
@@ -99,8 +162,13 @@ def device_and_stream_of(tensor: torch.Tensor) -> tuple[int, int]:
     return (device, streams.current_stream(device)) if device >= 0 else (-1, 0)
 
 
-def view_of(tensor: torch.Tensor, what: str) -> View:
+def view_of(tensor: torch.Tensor, what: str, carriers: Carriers = REDUCED) -> View:
     """What the core has to know of a tensor.
+
+    Args:
+        tensor: What was given.
+        what: What it was given for, for errors.
+        carriers: `MOVED` or `SUMMED`, of an operation that takes those dtypes as well.
 
     Raises:
         ValueError: The core does not take it; the text says why and what to do.
@@ -109,11 +177,54 @@ def view_of(tensor: torch.Tensor, what: str) -> View:
     try:
         on_device = tensor.is_cpu or tensor.is_cuda
         if on_device and tensor.is_contiguous() and not tensor.is_neg():
-            code = DTYPE_CODES[tensor.dtype]
-            return View(tensor.data_ptr(), tensor.shape, code, *device_and_stream_of(tensor))
-    except (AttributeError, KeyError, RuntimeError):
+            address, dtype = tensor.data_ptr(), tensor.dtype
+            if address >= LOWEST_ADDRESS or not lacks_memory(tensor):
+                code = DTYPE_CODES.get(dtype)
+                if code is not None:
+                    return View(address, tensor.shape, code, *device_and_stream_of(tensor))
+                code, behind = carriers[dtype]
+                if not tensor.is_conj():
+                    shape = (*tensor.shape, *behind)
+                    return View(address, shape, code, *device_and_stream_of(tensor))
+    except (AttributeError, KeyError, RuntimeError, TypeError):
         pass
-    raise refusal(tensor, what)
+    raise refusal(tensor, what, carriers)
+
+
+def address_of(tensor: torch.Tensor, what: str) -> int:
+    """Where the memory of a strided tensor begins, which must have some unless it is empty.
+
+    Raises:
+        ValueError: It has none; the text says why and what to do.
+        TypeError: It is no tensor.
+    """
+    try:
+        address = tensor.data_ptr()
+        if address >= LOWEST_ADDRESS or not lacks_memory(tensor):
+            return address
+    except (AttributeError, RuntimeError, TypeError):
+        pass
+    raise refusal(tensor, what, MOVED)
+
+
+def check_moved(tensor: torch.Tensor, what: str) -> None:
+    """Raise ValueError unless what `plain` gives for ``tensor`` can be moved. Reads no values."""
+    address_of(tensor, what)
+    on_device = tensor.is_cpu or tensor.is_cuda
+    known = tensor.dtype in DTYPE_CODES or tensor.dtype in MOVED
+    if not (on_device and known) or tensor.is_nested:
+        raise refusal(tensor, what, MOVED)
+
+
+def plain(tensor: torch.Tensor, what: str) -> torch.Tensor:
+    """``tensor``, or a copy if its memory does not hold its values one after another.
+
+    Raises:
+        ValueError: It has no memory.
+        TypeError: It is no tensor.
+    """
+    address_of(tensor, what)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def wait(handle: int, tensors: Sequence[torch.Tensor]) -> bool:
@@ -155,7 +266,7 @@ def take_outputs(handle: int, likes: list[torch.Tensor]) -> list[torch.Tensor]:
     """What a finished all-gather of several tensors produced, on their device."""
     if likes[0].is_cpu:
         return [
-            _from_bytes(data, shape, like.dtype)
+            _from_bytes(data, _shape_of(shape, like), like.dtype)
             for (data, shape), like in zip(_core.take_outputs(handle), likes, strict=True)
         ]
     return _taken(handle, likes)[0]
@@ -165,7 +276,7 @@ def take_alltoall(handle: int, like: torch.Tensor) -> tuple[torch.Tensor, tuple[
     """What a finished all-to-all produced, and the rows received from every rank."""
     if like.is_cpu:
         data, shape, received = _core.take_alltoall(handle)
-        return _from_bytes(data, shape, like.dtype), received
+        return _from_bytes(data, _shape_of(shape, like), like.dtype), received
     (output,), received = _taken(handle, [like])
     return output, received
 
@@ -174,12 +285,18 @@ def _taken(handle: int, likes: list[torch.Tensor]) -> tuple[list[torch.Tensor], 
     """The core's output in memory of torch's allocator, which only now is known to be how large."""
     shapes = _core.output_shapes(handle)
     outputs = [
-        like.new_empty(shape, requires_grad=False)
+        like.new_empty(_shape_of(shape, like), requires_grad=False)
         for like, shape in zip(likes, shapes, strict=True)
     ]
     addresses = tuple(output.data_ptr() for output in outputs)
     received = _core.take_into(handle, addresses, streams.current_stream(device_of(likes[0])))
     return outputs, received
+
+
+def _shape_of(shape: tuple[int, ...], like: torch.Tensor) -> tuple[int, ...]:
+    """Of what the core has produced in this shape, as elements of the dtype of ``like``."""
+    _, behind = MOVED.get(like.dtype, (0, ()))
+    return shape[: len(shape) - len(behind)]
 
 
 def _from_bytes(data: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

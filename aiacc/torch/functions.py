@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from aiacc import _core, arguments
+from aiacc.collectives.labels import label_of
 from aiacc.collectives.objects import allgather_object, broadcast_object
-from aiacc.torch.adapter import device_of
+from aiacc.exceptions import CollectiveError
+from aiacc.torch.adapter import check_moved, device_of, plain
 from aiacc.torch.decoupled import in_flight
 from aiacc.torch.decoupled.optimizer import DecoupledDistributed
 from aiacc.torch.mpi_ops import broadcast_async_, synchronize
@@ -33,7 +36,8 @@ def broadcast_parameters(
 
     Args:
         params: A ``state_dict()``, or a list of tensors or of (name, tensor) such as
-            ``list(model.named_parameters())``. Entries that are None are left out.
+            ``list(model.named_parameters())``. Tensors of any dtype, with memory of their own:
+            no DTensor, as FSDP2 has them. Entries that are None are left out.
         root_rank: Global rank to copy from.
 
     Raises:
@@ -57,27 +61,47 @@ def broadcast_parameters(
                 f"params contains {entry!r:.100} (expected (name, tensor)); pass "
                 "model.state_dict(), or list(model.named_parameters())"
             )
+    problem = _problem_of(named)
+    if problem:
+        raise ValueError(problem)
     in_flight.overwrite([tensor for _, tensor in named])
     with torch.no_grad():
         _broadcast_tensors([(n, t) for n, t in named if t is not None], root_rank)
 
 
-def _broadcast_tensors(named: list[tuple[Any, torch.Tensor]], root_rank: int) -> None:
-    """In place, whatever the layout of the tensors; all are under way at the same time."""
-    copies: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+def _problem_of(named: list[tuple[Any, Any]]) -> str:
+    """Why these cannot be sent, before one of them is under way; "": they can."""
     for name, tensor in named:
-        if not isinstance(tensor, torch.Tensor):
-            raise ValueError(
+        if tensor is not None and not isinstance(tensor, torch.Tensor):
+            return (
                 f"parameter {name!r} is a {type(tensor).__name__} (expected torch.Tensor); "
                 "use broadcast_object for it"
             )
-        contiguous = tensor.detach().contiguous()
-        copies.append((broadcast_async_(contiguous, root_rank, name), contiguous, tensor))
+        try:
+            if tensor is not None:
+                check_moved(tensor, label_of("broadcast", name))
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+def _broadcast_tensors(named: list[tuple[Any, torch.Tensor]], root_rank: int) -> None:
+    """In place, whatever the strides of the tensors; all are under way at the same time."""
+    copies: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+    try:
+        for name, tensor in named:
+            sent = plain(tensor, label_of("broadcast", name))
+            copies.append((broadcast_async_(sent, root_rank, name), sent, tensor))
+    except Exception:
+        for handle, *_ in copies:  # the others have started the same
+            with contextlib.suppress(CollectiveError, ValueError):
+                synchronize(handle)
+        raise
     _core.flush()
-    for handle, contiguous, tensor in copies:
+    for handle, sent, tensor in copies:
         synchronize(handle)
-        if contiguous.data_ptr() != tensor.data_ptr():
-            tensor.copy_(contiguous)
+        if sent.data_ptr() != tensor.data_ptr():
+            tensor.copy_(sent)
 
 
 class _Tensor(NamedTuple):
@@ -127,7 +151,12 @@ def broadcast_optimizer_state(
     is_root = _core.rank() == root_rank
     tensors: list[torch.Tensor] = []
     own = optimizer.state_dict() if is_root else None
-    state = broadcast_object(_take_tensors(own, tensors), root_rank, name="optimizer_state")
+    sent: Any = _take_tensors(own, tensors)
+    named = [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
+    found = sent, _problem_of(named)
+    state, problem = broadcast_object(found, root_rank, name="optimizer_state")
+    if problem:  # which every rank is told
+        raise ValueError(f"state of an optimizer on rank {root_rank}: {problem}")
     if not is_root:
         # Of the decoupled schedule a rank may have no part of a group.
         first = next(p for group in optimizer.param_groups for p in group["params"])

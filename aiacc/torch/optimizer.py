@@ -411,4 +411,11 @@ def _name_parameters(
             f"parameters, of shapes {shapes} (expected all of them); "
             "pass the named_parameters() of every model that the optimizer updates"
         )
+    for parameter in parameters:
+        if hasattr(parameter, "full_tensor"):
+            raise ValueError(
+                f"parameter {name_of[parameter]!r} is a {type(parameter).__name__} (expected one "
+                "that has its own memory): FSDP2 and tensor parallelism reduce the gradients of "
+                "theirs; use the optimizer as it is"
+            )
     return [(name_of[parameter], parameter) for parameter in parameters]

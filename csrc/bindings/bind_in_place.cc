@@ -76,6 +76,7 @@ PyMethodDef functions[] = {
 void bind_in_place(py::module_& module) {
   PyModule_AddFunctions(module.ptr(), functions);
   module.def("read_tensors_of", &read_tensors_of);
+  module.attr("LOWEST_ADDRESS") = kLowestAddress;
 }
 
 }  // namespace aiacc

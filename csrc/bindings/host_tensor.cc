@@ -48,7 +48,8 @@ constexpr std::uint32_t kMajor = 1;
 struct {
   std::vector<PyTypeObject*> types;
   const DlExchange* exchange = nullptr;
-  PyObject* has_other_values = nullptr;  // a function, see read_tensors_of
+  PyObject* has_other_values = nullptr;  // functions, see read_tensors_of
+  PyObject* lacks_memory = nullptr;
 } known;
 
 bool is_known(PyObject* object) {
@@ -100,9 +101,9 @@ bool is_contiguous(const DlTensor& tensor) {
   return contiguous;
 }
 
-bool has_other_values(PyObject* object) {
-  const auto answer =
-      py::reinterpret_steal<py::object>(PyObject_CallOneArg(known.has_other_values, object));
+/// Whether the function says so of the tensor, or fails.
+bool holds(PyObject* function, PyObject* object) {
+  const auto answer = py::reinterpret_steal<py::object>(PyObject_CallOneArg(function, object));
   if (!answer) {
     PyErr_Clear();
   }
@@ -121,10 +122,14 @@ bool read_host_tensor(PyObject* object, HostTensor& tensor) {
     return false;
   }
   if (found.device.kind != kDlHost || !find_dtype(found.type, tensor.dtype) ||
-      !is_contiguous(found) || has_other_values(object)) {
+      !is_contiguous(found) || holds(known.has_other_values, object)) {
     return false;
   }
-  tensor.address = static_cast<char*>(found.data) + found.byte_offset;
+  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(found.data) + found.byte_offset;
+  if (address < kLowestAddress && holds(known.lacks_memory, object)) {
+    return false;
+  }
+  tensor.address = reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
   tensor.shape = found.shape;
   tensor.dimensions = found.dimensions;
   return true;
@@ -132,7 +137,8 @@ bool read_host_tensor(PyObject* object, HostTensor& tensor) {
 
 void read_tensors_of(const py::tuple& types,
                      const py::object& exchange,
-                     const py::object& has_other_values) {
+                     const py::object& has_other_values,
+                     const py::object& lacks_memory) {
   const DlExchange* found = nullptr;
   if (!exchange.is_none()) {
     found = static_cast<DlExchange*>(PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api"));
@@ -149,6 +155,7 @@ void read_tensors_of(const py::tuple& types,
   }
   known.exchange = found;
   known.has_other_values = py::object(has_other_values).release().ptr();
+  known.lacks_memory = py::object(lacks_memory).release().ptr();
   for (const py::handle type : types) {
     known.types.push_back(reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr()));
   }

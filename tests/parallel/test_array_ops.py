@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 import aiacc.array as hvd
 from aiacc.collectives.handles import pending
@@ -62,6 +63,10 @@ def _take_foreign_arrays():
     assert hvd.allreduce_(given, op=hvd.Sum) is given
     assert_equal(np.asarray(given), np.arange(3.0) * hvd.size())
     assert_equal(hvd.allreduce(np.float32(2)), np.array(2, np.float32))
+    day, size = np.array(["2020-02-29"], "datetime64[D]"), hvd.size()
+    assert_equal(hvd.broadcast(day + hvd.rank(), 0), day)
+    pair = np.array([(hvd.rank(), 1.5)], "i4,f8")
+    assert_equal(hvd.allgather(pair), np.array([(r, 1.5) for r in range(size)], "i4,f8"))
     group = hvd.grouped_allreduce_async(iter([np.ones(2), np.ones(3)]), op=hvd.Sum)
     assert_equal(hvd.synchronize(group), [np.full(n, float(hvd.size())) for n in (2, 3)])
 
@@ -107,13 +112,25 @@ def test_tensors_larger_and_smaller_than_a_unit_on_several_lanes():
     assert_equal(total, operations.reduced("Sum", big))
 
 
+def _freed():
+    """NumPy makes an array of it in memory of its own, without a word."""
+    tensor = torch.ones(3)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 GOOD = np.ones((2, 3), np.float32)
 READONLY = GOOD.copy()
 READONLY.flags.writeable = False
 TOO_LONG = r"'allreduce\.x?é+': a name of 660\d\d bytes"
 REFUSED = [
     (lambda: hvd.allreduce(GOOD.T), r"an unnamed allreduce: .*contiguous"),
-    (lambda: hvd.allreduce(GOOD.astype(complex)), r"an unnamed allreduce: .*complex128"),
+    (
+        lambda: hvd.allreduce(GOOD.astype(complex)),
+        r"an unnamed allreduce: .*complex128.*view\('float64'\)",
+    ),
+    (lambda: hvd.allgather(np.array([{}])), r"dtype object.*allgather_object"),
+    (lambda: hvd.broadcast(_freed(), 0), "Tensor that has no memory of its own"),
     (lambda: hvd.allreduce(GOOD.astype(">f4")), r"an unnamed allreduce: .*byte order"),
     (lambda: hvd.allreduce_(READONLY), "writable"),
     (lambda: hvd.allreduce_([1.0]), r"must not be written.*without underscore"),

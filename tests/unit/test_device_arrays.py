@@ -52,7 +52,7 @@ _INTERFACE = DeviceArray(np.zeros(1)).__cuda_array_interface__
 _PLACELESS = SimpleNamespace(__cuda_array_interface__=_INTERFACE)
 REFUSED = [
     (DeviceArray(np.zeros((4, 4), np.float32)[:, ::2]), ValueError, "strides.*contiguous"),
-    (DeviceArray(np.zeros(2, np.complex64)), ValueError, "complex64.*astype"),
+    (DeviceArray(np.zeros(2, np.complex64)), ValueError, r"complex64.*view\('float32'\)"),
     (_PLACELESS, TypeError, r"__dlpack_device__.*cupy\.asarray"),
     ({}, TypeError, "dict.*CUDA array interface or DLPack"),
 ]

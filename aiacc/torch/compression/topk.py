@@ -7,6 +7,7 @@ import operator
 import torch
 
 from aiacc import _core
+from aiacc.torch.adapter import plain
 
 _EXACT, _REFERENCE = 1, 2
 MODES = {"exact": _EXACT, "reference": _REFERENCE}
@@ -58,7 +59,7 @@ def topk_threshold(
         raise ValueError(f"mode={mode!r} (expected one of {', '.join(MODES)})")
     if not 0 <= count <= tensor.numel():
         raise ValueError(f"k={count} (expected 0 to {tensor.numel()}, the number of elements)")
-    flat = tensor.detach().resolve_neg().contiguous().view(-1)
+    flat = plain(tensor, "topk_threshold").view(-1)
     pairs = torch.empty(2 * count, dtype=torch.float32)
     finite = _core.select_largest(
         pairs.data_ptr(), flat.data_ptr(), flat.numel(), count, MODES[mode]

@@ -16,7 +16,16 @@ from torch.distributed import ReduceOp
 
 from aiacc.collectives import submission
 from aiacc.collectives.reduce_ops import Average, Max, Min, Product, Sum
-from aiacc.torch.adapter import take_alltoall, take_output, view_of
+from aiacc.torch.adapter import (
+    MOVED,
+    REDUCED,
+    SUMMED,
+    address_of,
+    plain,
+    take_alltoall,
+    take_output,
+    view_of,
+)
 from aiacc.torch.distributed.groups import Group
 from aiacc.torch.distributed.work import Step
 
@@ -28,6 +37,7 @@ _REDUCTIONS = {
     ReduceOp.MAX: Max,
     ReduceOp.PREMUL_SUM: Sum,
 }
+_SUMS = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM)
 #: What the core does not reduce: every rank gathers all, and combines them itself.
 _BITWISE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     ReduceOp.BAND: torch.bitwise_and,
@@ -43,9 +53,9 @@ def reduce_into(group: Group, tensor: torch.Tensor, target: torch.Tensor, op: An
     kind = kind_of(op)
     if kind in _BITWISE:
         return _gather_and_combine(group, tensor, target, _BITWISE[kind])
-    sent, given = tensor.detach().resolve_neg().contiguous(), target.detach()
+    sent, given = plain(tensor, "all_reduce"), target.detach()
     received = given if _is_plain(given) else torch.empty_like(sent)
-    view = view_of(sent, "all_reduce")
+    view = view_of(sent, "all_reduce", SUMMED if kind in _SUMS else REDUCED)
     prepared = submission.allreduce(
         None,
         *view.spec,
@@ -54,7 +64,7 @@ def reduce_into(group: Group, tensor: torch.Tensor, target: torch.Tensor, op: An
         process_set=group.process_set,
         verb=f"allreduce@{group.series}",
     )
-    handle = prepared.start(view.address, received.data_ptr(), view.stream)
+    handle = prepared.start(view.address, address_of(received, "all_reduce"), view.stream)
     return handle, _copy_back(received, given), (sent, received)
 
 
@@ -64,7 +74,7 @@ def _gather_and_combine(
     target: torch.Tensor,
     combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> Step:
-    sent = tensor.detach().resolve_neg().contiguous()
+    sent = plain(tensor, "all_reduce")
 
     def finish(handle: int) -> None:
         everyones = take_output(handle, sent).reshape(group.size, *sent.shape)
@@ -75,9 +85,8 @@ def _gather_and_combine(
 
 def broadcast_from(group: Group, tensor: torch.Tensor, root: int) -> Step:
     """Overwrite ``tensor`` with that of rank ``root``."""
-    given = tensor.detach()
-    buffer = given.resolve_neg().contiguous()
-    view = view_of(buffer, "broadcast")
+    given, buffer = tensor.detach(), plain(tensor, "broadcast")
+    view = view_of(buffer, "broadcast", MOVED)
     prepared = submission.broadcast(
         None,
         *view.spec,
@@ -91,7 +100,7 @@ def broadcast_from(group: Group, tensor: torch.Tensor, root: int) -> Step:
 
 def gather_into(group: Group, tensor: torch.Tensor, outputs: Tensors | None) -> Step:
     """Copy the tensors of all ranks into ``outputs``, one after another; None: nowhere."""
-    sent = tensor.detach().resolve_neg().contiguous()
+    sent = plain(tensor, "all_gather")
 
     def finish(handle: int) -> None:
         received = take_output(handle, sent)
@@ -103,7 +112,7 @@ def gather_into(group: Group, tensor: torch.Tensor, outputs: Tensors | None) -> 
 
 def submit_gather(group: Group, sent: torch.Tensor) -> int:
     """Start to gather the elements of all ranks, which may have different numbers of them."""
-    view = view_of(sent.reshape(-1), "all_gather")
+    view = view_of(sent.reshape(-1), "all_gather", MOVED)
     prepared = submission.allgather(
         None, *view.spec, process_set=group.process_set, verb=f"allgather@{group.series}"
     )
@@ -114,7 +123,7 @@ def reduce_scatter_into(group: Group, output: torch.Tensor, tensor: torch.Tensor
     """Reduce ``tensor``, of which ``output`` gets this rank's part.
 
     Raises:
-        ValueError: The numbers of elements do not fit.
+        ValueError: The numbers of elements or the dtypes do not fit.
     """
     kind = kind_of(op)
     size = group.size
@@ -123,9 +132,14 @@ def reduce_scatter_into(group: Group, output: torch.Tensor, tensor: torch.Tensor
             f"[torch] reduce_scatter of {tensor.numel()} elements into {output.numel()} on "
             f"{size} ranks (expected {output.numel() * size} in the input)"
         )
+    if tensor.dtype != output.dtype:
+        raise ValueError(
+            f"[torch] reduce_scatter of {tensor.dtype} into {output.dtype} (expected one dtype); "
+            "give an output of the input's dtype"
+        )
     given = output.detach()
-    sent = tensor.detach().resolve_neg().contiguous()
-    if kind not in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM):
+    sent = plain(tensor, "reduce_scatter")
+    if kind not in _SUMS:
         reduced = torch.empty_like(sent)
         handle, finish, used = reduce_into(group, sent, reduced, op)
 
@@ -137,20 +151,16 @@ def reduce_scatter_into(group: Group, output: torch.Tensor, tensor: torch.Tensor
 
         return handle, take_part, used
     received = given if _is_plain(given) else torch.empty_like(given).contiguous()
-    view = view_of(sent, "reduce_scatter")
-    output_view = view_of(received, "reduce_scatter")
-    shape = (size, received.numel())
+    view = view_of(sent.reshape(size, received.numel()), "reduce_scatter", SUMMED)
     prepared = submission.reducescatter(
         None,
-        shape,
-        view.code,
-        view.device,
+        *view.spec,
         _reduction_of(kind),
         _factor_of(op, kind),
         process_set=group.process_set,
         verb=f"reducescatter@{group.series}",
     )
-    handle = prepared.start(view.address, output_view.address, view.stream)
+    handle = prepared.start(view.address, address_of(received, "reduce_scatter"), view.stream)
     return handle, _copy_back(received, given), (sent, received)
 
 
@@ -162,8 +172,8 @@ def exchange(
     expected: list[int],
 ) -> Step:
     """Send ``parts`` rows of ``tensor`` to the ranks; ``outputs`` get ``expected`` of each."""
-    sent = tensor.detach().resolve_neg().contiguous()
-    view = view_of(sent, "all_to_all")
+    sent = plain(tensor, "all_to_all")
+    view = view_of(sent, "all_to_all", MOVED)
     prepared = submission.alltoall(
         None,
         *view.spec,
@@ -186,6 +196,15 @@ def exchange(
     return handle, finish, (sent,)
 
 
+def joined(tensors: Tensors, what: str) -> torch.Tensor:
+    """The elements of tensors of one dtype, one after another."""
+    flat = [plain(tensor, what).reshape(-1) for tensor in tensors]
+    if flat[0].dtype not in MOVED:
+        return torch.cat(flat)
+    # Which torch can do of any dtype only with bytes.
+    return torch.cat([one.view(torch.uint8) for one in flat]).view(flat[0].dtype)
+
+
 def even_parts(rows: int, what: str, size: int) -> list[int]:
     """Splits of an all-to-all that names none.
 
@@ -202,7 +221,7 @@ def even_parts(rows: int, what: str, size: int) -> list[int]:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether the memory of ``tensor`` holds its values, one after another."""
-    return tensor.is_contiguous() and not tensor.is_neg()
+    return tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj())
 
 
 def kind_of(op: Any) -> Any:

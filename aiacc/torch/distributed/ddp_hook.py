@@ -15,7 +15,7 @@ from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.compression.codecs import PowerSGD
 from aiacc.compression.policy import Policy
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
-from aiacc.torch.adapter import view_of
+from aiacc.torch.adapter import SUMMED, view_of
 from aiacc.torch.compression.compressors import CodedCompressor, Compression, compressor_of, name_of
 from aiacc.torch.compression.wire_format import wire_of
 from aiacc.torch.distributed.work import CollectiveWork, Futures, Step
@@ -225,7 +225,7 @@ def allreduce_hook(
     if not isinstance(state, HookState):
         state = HookState(global_process_set if state is None else state)
     process_set = state.process_set
-    view = view_of(tensor, f"bucket {bucket.index()} of gradients")
+    view = view_of(tensor, f"bucket {bucket.index()} of gradients", SUMMED)
     number = _numbers.of(bucket.parameters()[0], process_set)
     name = f"ddp.{set_id(process_set)}.{number}.{tensor.numel()}"
     is_new = _known.add(bucket.parameters(), process_set)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from aiacc import _core
-from aiacc.torch.adapter import refusal
+from aiacc.torch.adapter import address_of, plain, refusal
 from aiacc.torch.distributed.groups import Group
 from aiacc.torch.distributed.work import CollectiveWork, Futures, Limit, Step
 
@@ -18,10 +18,10 @@ def send_to(group: Group, tensor: torch.Tensor, target: int, tag: int) -> Step:
     """Send ``tensor`` to rank ``target`` of the group.
 
     Raises:
-        ValueError: There is no such rank; or a sparse tensor.
+        ValueError: There is no such rank; or a sparse tensor, or one without memory.
     """
     _check(tensor, "send")
-    sent = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    sent = plain(tensor, "send").cpu()
     to = _number_of(group, target)
     handle = _core.send(sent.data_ptr(), sent.nbytes, to, _key(group, tag))
     return handle, None, (sent,)
@@ -42,12 +42,12 @@ class Receive(CollectiveWork):
         """Receive into ``tensor`` from rank ``source`` of the group; None: from any.
 
         Raises:
-            ValueError: There is no such rank; or a sparse tensor.
+            ValueError: There is no such rank; or a sparse tensor, or one without memory.
         """
         _check(tensor, "recv")
         given = tensor.detach()
-        plain = given.is_cpu and given.is_contiguous() and not (given.is_neg() or given.is_conj())
-        received = given if plain else torch.empty_like(given, device="cpu").contiguous()
+        direct = given.is_cpu and given.is_contiguous() and not (given.is_neg() or given.is_conj())
+        received = given if direct else torch.empty_like(given, device="cpu").contiguous()
         start = -1 if source is None else _number_of(group, source)
         sources = group.ranks if source is None else ()
         handle = _core.receive(
@@ -59,7 +59,7 @@ class Receive(CollectiveWork):
         def finish(handle: int) -> None:
             if self._source is None:
                 self._source = group.ranks.index(_core.take_source(handle))
-            if not plain:
+            if not direct:
                 given.copy_(received)
 
         super().__init__([(handle, finish, (received, given))], [tensor], futures, limit)
@@ -82,5 +82,6 @@ def _number_of(group: Group, rank: int) -> int:
 
 
 def _check(tensor: torch.Tensor, what: str) -> None:
-    if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
+    address_of(tensor, what)
+    if not (tensor.is_cpu or tensor.is_cuda):
         raise refusal(tensor, what)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ from aiacc.torch.distributed.collectives import (
     even_parts,
     exchange,
     gather_into,
+    joined,
     reduce_into,
     reduce_scatter_into,
 )
@@ -107,13 +109,15 @@ class ProcessGroup(_Base):
     def allreduce(self, tensors: Tensors, opts: Any = None) -> CollectiveWork:
         """Reduce every tensor in place."""
         op = opts.reduceOp if opts else None
-        steps = []
-        for tensor in tensors:
-            if tensor.layout is torch.sparse_coo:
-                steps.append(reduce_sparse(self._group, tensor, op))
-            else:
-                steps.append(reduce_into(self._group, tensor, tensor, op))
-        return self._work("all_reduce", steps, tensors, opts)
+
+        def steps() -> Iterator[Step]:
+            for tensor in tensors:
+                if tensor.layout is torch.sparse_coo:
+                    yield reduce_sparse(self._group, tensor, op)
+                else:
+                    yield reduce_into(self._group, tensor, tensor, op)
+
+        return self._work("all_reduce", steps(), tensors, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> CollectiveWork:
         """Reduce every tensor in place."""
@@ -121,15 +125,16 @@ class ProcessGroup(_Base):
 
     def reduce(self, tensors: Tensors, opts: Any) -> CollectiveWork:
         """Reduce every tensor into that of one rank; the others keep what they have."""
-        steps = []
-        for tensor in tensors:
-            target = tensor if self.rank() == opts.rootRank else torch.empty_like(tensor)
-            steps.append(reduce_into(self._group, tensor, target, opts.reduceOp))
+        is_root = self.rank() == opts.rootRank
+        steps = (
+            reduce_into(self._group, one, one if is_root else torch.empty_like(one), opts.reduceOp)
+            for one in tensors
+        )
         return self._work("reduce", steps, tensors, opts)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> CollectiveWork:
         """Overwrite every tensor with that of one rank."""
-        steps = [broadcast_from(self._group, tensor, opts.rootRank) for tensor in tensors]
+        steps = (broadcast_from(self._group, tensor, opts.rootRank) for tensor in tensors)
         return self._work("broadcast", steps, tensors, opts)
 
     def allgather(
@@ -137,7 +142,7 @@ class ProcessGroup(_Base):
     ) -> CollectiveWork:
         """Copy the inputs of all ranks into the lists of outputs."""
         pairs = zip(output_tensors, input_tensors, strict=True)
-        steps = [gather_into(self._group, given, outputs) for outputs, given in pairs]
+        steps = (gather_into(self._group, given, outputs) for outputs, given in pairs)
         everyones = [tensor for outputs in output_tensors for tensor in outputs]
         return self._work("all_gather", steps, everyones, opts)
 
@@ -169,7 +174,7 @@ class ProcessGroup(_Base):
     ) -> CollectiveWork:
         """`all_gather_single` for several pairs."""
         pairs = zip(inputs, outputs, strict=True)
-        steps = [gather_into(self._group, given, [output]) for given, output in pairs]
+        steps = (gather_into(self._group, given, [output]) for given, output in pairs)
         return self._work("all_gather", steps, outputs, opts)
 
     def reduce_scatter_single(
@@ -186,7 +191,7 @@ class ProcessGroup(_Base):
         """`reduce_scatter_single` for several pairs."""
         op = opts.reduceOp if opts else None
         pairs = zip(outputs, inputs, strict=True)
-        steps = [reduce_scatter_into(self._group, out, given, op) for out, given in pairs]
+        steps = (reduce_scatter_into(self._group, out, given, op) for out, given in pairs)
         return self._work("reduce_scatter", steps, outputs, opts)
 
     def reduce_scatter(
@@ -194,12 +199,10 @@ class ProcessGroup(_Base):
     ) -> CollectiveWork:
         """Reduce lists of inputs; every rank gets the one at its index."""
         op = opts.reduceOp if opts else None
-        steps = [
-            reduce_scatter_into(
-                self._group, output, torch.cat([part.reshape(-1) for part in parts]), op
-            )
+        steps = (
+            reduce_scatter_into(self._group, output, joined(parts, "reduce_scatter"), op)
             for output, parts in zip(output_tensors, input_tensors, strict=True)
-        ]
+        )
         return self._work("reduce_scatter", steps, output_tensors, opts)
 
     def all_to_all_single(
@@ -220,7 +223,7 @@ class ProcessGroup(_Base):
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None
     ) -> CollectiveWork:
         """Send one tensor to every rank."""
-        sent = torch.cat([tensor.reshape(-1) for tensor in input_tensors])
+        sent = joined(input_tensors, "all_to_all")
         parts = [tensor.numel() for tensor in input_tensors]
         expected = [tensor.numel() for tensor in output_tensors]
         steps = [exchange(self._group, sent, parts, output_tensors, expected)]
@@ -234,7 +237,7 @@ class ProcessGroup(_Base):
         expected = [0] * self.size()
         expected[opts.rootRank] = output.numel()
         if self.rank() == opts.rootRank:
-            sent = torch.cat([tensor.reshape(-1) for tensor in input_tensors[0]])
+            sent = joined(input_tensors[0], "scatter")
             parts = [tensor.numel() for tensor in input_tensors[0]]
         else:
             sent, parts = output.new_empty(0), [0] * self.size()
@@ -249,9 +252,8 @@ class ProcessGroup(_Base):
 
     def send(self, tensors: Tensors, target: int, tag: int = 0) -> CollectiveWork:
         """Send to one rank, which calls `recv` with the same tag. Over when that has the tensor."""
-        steps = [send_to(self._group, tensor, target, tag) for tensor in tensors]
-        limit = self._message_limit("send", target)
-        return CollectiveWork(steps, [], self._futures, limit)
+        steps = (send_to(self._group, tensor, target, tag) for tensor in tensors)
+        return self._limited(steps, [], self._message_limit("send", target))
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> CollectiveWork:
         """Receive from one rank; several of the same tag in the order in which they are sent."""
@@ -306,11 +308,21 @@ class ProcessGroup(_Base):
             timer.join()
 
     def _work(
-        self, operation: str, steps: list[Step], outputs: Tensors, opts: Any
+        self, operation: str, steps: Iterable[Step], outputs: Tensors, opts: Any
     ) -> CollectiveWork:
         own_s = seconds_of(opts.timeout) if opts else math.inf
         limit = Limit(own_s if own_s < math.inf else self._limit_s, operation, self._others)
-        return CollectiveWork(steps, outputs, self._futures, limit)
+        return self._limited(steps, outputs, limit)
+
+    def _limited(self, steps: Iterable[Step], outputs: Tensors, limit: Limit) -> CollectiveWork:
+        started: list[Step] = []
+        try:
+            started.extend(steps)
+        except BaseException:
+            if started:  # the core uses their memory until they are done, whoever waits
+                CollectiveWork(started, [], self._futures, limit)
+            raise
+        return CollectiveWork(started, outputs, self._futures, limit)
 
     def _message_limit(self, operation: str, other: int) -> Limit:
         return Limit(self._limit_s, operation, self._group.ranks[other : other + 1])

@@ -9,11 +9,10 @@ import torch
 from aiacc.collectives import submission
 from aiacc.collectives.handles import pending
 from aiacc.collectives.labels import label_of
-from aiacc.collectives.reduce_ops import Average
 from aiacc.process_sets import ProcessSet, global_process_set, rank_and_size
-from aiacc.torch.adapter import check_rows, take_output, tensor_of, view_of, wait
-from aiacc.torch.ops.allreduce import allreduce_async
+from aiacc.torch.adapter import MOVED, check_rows, take_output, tensor_of, view_of, wait
 from aiacc.torch.ops.autograd import apply, grad_name
+from aiacc.torch.ops.grouped_allreduce import averages_of_gradients
 
 
 def allgather_async(
@@ -30,7 +29,7 @@ def allgather_async(
         ValueError: Bad argument, among them a tensor without dimensions.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    source = view_of(tensor, label_of("allgather", name))
+    source = view_of(tensor, label_of("allgather", name), MOVED)
     check_rows(tensor, label_of("allgather", name))
     handle = submission.allgather(name, *source.spec, process_set).start(
         source.address, 0, source.stream
@@ -74,9 +73,7 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         name, rows, process_set = ctx.arguments
-        gradient = tensor_of(
-            allreduce_async(grads[0].contiguous(), None, name, Average, 1.0, 1.0, process_set)
-        )
+        (gradient,) = averages_of_gradients(grads, name, process_set)
         rows_of = tensor_of(
             allgather_async(
                 torch.tensor([rows], device="cpu"), name and name + ".rows", process_set

@@ -10,10 +10,19 @@ from aiacc import _core, arguments
 from aiacc.collectives import submission
 from aiacc.collectives.handles import pending
 from aiacc.collectives.labels import label_of
+from aiacc.collectives.memory import lacks_memory
 from aiacc.collectives.reduce_ops import check_gradient_op, resolve_op
 from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
-from aiacc.torch.adapter import DTYPE_CODES, device_and_stream_of, refusal, tensor_of, view_of, wait
+from aiacc.torch.adapter import (
+    DTYPE_CODES,
+    LOWEST_ADDRESS,
+    device_and_stream_of,
+    refusal,
+    tensor_of,
+    view_of,
+    wait,
+)
 from aiacc.torch.compression.compressors import Compression, Compressor, compressor_of
 from aiacc.torch.compression.encode import to_send
 from aiacc.torch.compression.wire_format import wire_of
@@ -97,7 +106,9 @@ def _start_in_place(
         if not ((on_host or tensor.is_cuda) and tensor.is_contiguous()) or tensor.is_neg():
             raise refusal(tensor, label_of("allreduce", name))
         address = tensor.data_ptr()
-    except (AttributeError, KeyError, RuntimeError):
+        if address < LOWEST_ADDRESS and lacks_memory(tensor):
+            raise refusal(tensor, label_of("allreduce", name))
+    except (AttributeError, KeyError, RuntimeError, TypeError):
         raise refusal(tensor, label_of("allreduce", name)) from None
     device, stream = (-1, 0) if on_host else device_and_stream_of(tensor)
     prepared = _prepare(

@@ -12,7 +12,7 @@ from aiacc.collectives.handles import pending, synchronize
 from aiacc.collectives.labels import label_of
 from aiacc.collectives.splits import checked_splits
 from aiacc.process_sets import ProcessSet, global_process_set, rank_and_size
-from aiacc.torch.adapter import check_rows, take_alltoall, view_of, wait
+from aiacc.torch.adapter import MOVED, check_rows, plain, take_alltoall, view_of, wait
 from aiacc.torch.ops.autograd import apply, grad_name
 
 Splits: TypeAlias = Sequence[int] | torch.Tensor | None
@@ -36,12 +36,12 @@ def alltoall_async(
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
     what = label_of("alltoall", name)
-    source = view_of(tensor, what)
+    source = view_of(tensor, what, MOVED)
     check_rows(tensor, what)
     numbers = _numbers_of(splits, what)
     size = rank_and_size(process_set).size
     parts = checked_splits(numbers, tensor.shape[0], size, f"[torch] {what}")
-    shape = (sum(parts), *tensor.shape[1:])
+    shape = (sum(parts), *source.shape[1:])
     prepared = submission.alltoall(name, shape, source.code, source.device, parts, process_set)
     handle = prepared.start(source.address, 0, source.stream)
     pending[handle] = (wait, (tensor,), None, lambda handle: _take(handle, tensor))
@@ -62,8 +62,8 @@ def alltoall(
     Blocks: until the result is there.
 
     Args:
-        tensor: Contiguous tensor of at least one dimension on the CPU or a CUDA device, of a dtype
-            in `dtypes.DTYPE_CODES`.
+        tensor: Contiguous tensor of at least one dimension and any dtype, on the CPU or a CUDA
+            device.
         splits: Number of rows for every rank, a list or an int32 tensor; rows beyond their sum are
             not sent. None divides the rows evenly.
         name: Pairs this call with the calls of the other ranks.
@@ -111,9 +111,8 @@ class _Alltoall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         name, received, rows, process_set = ctx.arguments
-        gradient, _ = synchronize(
-            alltoall_async(grads[0].contiguous(), received, name, process_set)
-        )
+        upstream = plain(grads[0], label_of("alltoall", name))
+        gradient, _ = synchronize(alltoall_async(upstream, received, name, process_set))
         unsent = rows - gradient.shape[0]
         if unsent > 0:
             gradient = torch.cat([gradient, gradient.new_zeros((unsent, *gradient.shape[1:]))])

@@ -10,11 +10,10 @@ from aiacc import _core
 from aiacc.collectives import submission
 from aiacc.collectives.handles import pending
 from aiacc.collectives.labels import label_of
-from aiacc.collectives.reduce_ops import Average
 from aiacc.process_sets import ProcessSet, global_process_set
-from aiacc.torch.adapter import tensor_of, view_of, wait
-from aiacc.torch.ops.allreduce import allreduce_async
+from aiacc.torch.adapter import MOVED, tensor_of, view_of, wait
 from aiacc.torch.ops.autograd import apply, grad_name
+from aiacc.torch.ops.grouped_allreduce import averages_of_gradients
 
 
 def broadcast_async_(
@@ -32,7 +31,7 @@ def broadcast_async_(
         ValueError: Bad argument, or an operation of this name is under way.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    source = view_of(tensor, label_of("broadcast", name))
+    source = view_of(tensor, label_of("broadcast", name), MOVED)
     prepared = submission.broadcast(name, *source.spec, root_rank, process_set)
     handle = prepared.start(source.address, source.address, source.stream)
     pending[handle] = (wait, (tensor,), tensor, None)
@@ -49,7 +48,7 @@ def broadcast_async(
 
     Arguments, errors and duties are those of `broadcast_async_`; ``tensor`` is only read.
     """
-    source = view_of(tensor, label_of("broadcast", name))
+    source = view_of(tensor, label_of("broadcast", name), MOVED)
     output = torch.empty_like(tensor, requires_grad=False)
     prepared = submission.broadcast(name, *source.spec, root_rank, process_set)
     handle = prepared.start(source.address, output.data_ptr(), source.stream)
@@ -107,9 +106,7 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         root_rank, name, process_set = ctx.arguments
-        gradient = tensor_of(
-            allreduce_async(grads[0].contiguous(), None, name, Average, 1.0, 1.0, process_set)
-        )
+        (gradient,) = averages_of_gradients(grads, name, process_set)
         if _core.rank() != root_rank:
             gradient.zero_()
         return gradient, None, None, None

@@ -10,15 +10,13 @@ import torch
 from aiacc.collectives import submission
 from aiacc.collectives.handles import pending
 from aiacc.collectives.labels import label_of
-from aiacc.collectives.reduce_ops import Average
 from aiacc.process_sets import ProcessSet, global_process_set, rank_and_size
-from aiacc.torch.adapter import take_outputs, tensor_of, wait
+from aiacc.torch.adapter import MOVED, take_outputs, tensor_of, wait
 from aiacc.torch.ops.allgather import allgather_async
 from aiacc.torch.ops.autograd import apply_to_group, grad_name
-from aiacc.torch.ops.grouped_allreduce import grouped_allreduce_async
+from aiacc.torch.ops.grouped_allreduce import averages_of_gradients
 from aiacc.torch.ops.tensor_list import (
     Tensors,
-    contiguous,
     group_of,
     group_view_of,
     tensors_of,
@@ -40,8 +38,8 @@ def grouped_allgather_async(
         ValueError: Bad argument, among them a tensor without dimensions.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    group = group_of(tensors, "grouped_allgather", name, rows=True)
-    view = group_view_of(group, label_of("grouped_allgather", name))
+    group = group_of(tensors, "grouped_allgather", name, rows=True, carriers=MOVED)
+    view = group_view_of(group, label_of("grouped_allgather", name), MOVED)
     prepared = submission.allgather(name, *view.spec, process_set)
     handle = prepared.start(view.addresses, (0,) * len(group), view.stream)
     pending[handle] = (wait, group, None, lambda handle: take_outputs(handle, group))
@@ -65,7 +63,7 @@ def grouped_allgather(
         ValueError: Bad argument, among them a tensor without dimensions.
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
-    group = group_of(tensors, "grouped_allgather", name, rows=True)
+    group = group_of(tensors, "grouped_allgather", name, rows=True, carriers=MOVED)
     return apply_to_group(_GroupedAllgather, group, name, process_set)
 
 
@@ -79,9 +77,7 @@ class _GroupedAllgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         name, rows, process_set = ctx.arguments
-        reduced = tensors_of(
-            grouped_allreduce_async(contiguous(grads), None, name, Average, 1.0, 1.0, process_set)
-        )
+        reduced = averages_of_gradients(grads, name, process_set)
         rows_of = tensor_of(
             allgather_async(
                 torch.tensor([rows], device="cpu"), name and name + ".rows", process_set

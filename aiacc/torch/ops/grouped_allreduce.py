@@ -10,10 +10,10 @@ import torch
 from aiacc.collectives import submission
 from aiacc.collectives.handles import pending
 from aiacc.collectives.labels import label_of
-from aiacc.collectives.reduce_ops import check_gradient_op, resolve_op
+from aiacc.collectives.reduce_ops import Average, check_gradient_op, resolve_op
 from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.process_sets import ProcessSet, global_process_set
-from aiacc.torch.adapter import wait
+from aiacc.torch.adapter import REDUCED, SUMMED, Carriers, wait
 from aiacc.torch.compression.compressors import Compression, Compressor, compressor_of
 from aiacc.torch.compression.encode import to_send
 from aiacc.torch.compression.wire_format import wire_of
@@ -174,8 +174,9 @@ def _reduce(
     postscale_factor: float,
     process_set: ProcessSet,
     wire: int = AS_THEY_ARE,
+    carriers: Carriers = REDUCED,
 ) -> int:
-    view = group_view_of(group, label_of("grouped_allreduce", name))
+    view = group_view_of(group, label_of("grouped_allreduce", name), carriers)
     prepared = submission.allreduce(
         name, *view.spec, op, prescale_factor, postscale_factor, process_set, wire
     )
@@ -187,6 +188,14 @@ def _reduce(
 def _reduce_anew(group: Tensors, *rest: Any) -> int:
     """`_reduce` into new tensors."""
     return _reduce(group, [torch.empty_like(one, requires_grad=False) for one in group], *rest)
+
+
+def averages_of_gradients(
+    gradients: Iterable[torch.Tensor], name: str | None, process_set: ProcessSet
+) -> Tensors:
+    """The averages of gradients, some of them complex, over all ranks. Collective. Blocks."""
+    rest = name, Average, 1.0, 1.0, process_set, AS_THEY_ARE
+    return tensors_of(_reduce_anew(contiguous(gradients), *rest, SUMMED))
 
 
 def _reduce_compressed(

@@ -10,13 +10,15 @@ import torch
 from aiacc import arguments
 from aiacc.collectives.handles import synchronize
 from aiacc.collectives.labels import label_of
-from aiacc.torch.adapter import check_rows, view_of
+from aiacc.torch.adapter import REDUCED, Carriers, check_rows, plain, view_of
 from aiacc.torch.compression.compressors import Compressor
 
 Tensors = list[torch.Tensor]
 
 
-def group_of(tensors: Any, kind: str, name: str | None, rows: bool = False) -> Tensors:
+def group_of(
+    tensors: Any, kind: str, name: str | None, rows: bool = False, carriers: Carriers = REDUCED
+) -> Tensors:
     """The tensors as a list, once it is certain that the core takes them; ``rows``: with rows.
 
     Raises:
@@ -29,7 +31,7 @@ def group_of(tensors: Any, kind: str, name: str | None, rows: bool = False) -> T
     if not group:
         raise ValueError(f"[torch] {what}: an empty list (expected at least one tensor)")
     for number, tensor in enumerate(group):
-        view_of(tensor, f"tensor {number} of {what}")
+        view_of(tensor, f"tensor {number} of {what}", carriers)
         if rows:
             check_rows(tensor, f"tensor {number} of {what}")
     return group
@@ -51,13 +53,13 @@ class GroupView(NamedTuple):
         return self.shapes, self.codes, self.device
 
 
-def group_view_of(tensors: Tensors, what: str) -> GroupView:
+def group_view_of(tensors: Tensors, what: str, carriers: Carriers = REDUCED) -> GroupView:
     """What the core has to know of tensors that travel as one operation.
 
     Raises:
         ValueError: They are on several devices, or the core does not take one.
     """
-    views = [view_of(tensor, what) for tensor in tensors]
+    views = [view_of(tensor, what, carriers) for tensor in tensors]
     for number, view in enumerate(views):
         if view.device != views[0].device:
             raise ValueError(
@@ -93,4 +95,4 @@ def decompressed(
 
 def contiguous(grads: Iterable[torch.Tensor]) -> Tensors:
     """Gradients as the core takes them."""
-    return [grad.contiguous() for grad in grads]
+    return [plain(grad, "gradient") for grad in grads]

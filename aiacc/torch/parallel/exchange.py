@@ -18,6 +18,7 @@ from aiacc.collectives.objects import gather_objects
 from aiacc.exceptions import ParallelMapError
 from aiacc.planning.division.placement import Owners, Waves
 from aiacc.process_sets import ProcessSet, rank_and_size
+from aiacc.torch.adapter import check_moved
 from aiacc.torch.ops.allgather import allgather_async
 from aiacc.torch.parallel.departures import Departures
 
@@ -154,7 +155,7 @@ def check_result(result: object, device: torch.device) -> None:
 
     Raises:
         TypeError: It is no tensor, nor a tuple of tensors.
-        ValueError: It is elsewhere, or no dense tensor.
+        ValueError: It is elsewhere, no dense tensor, or has no memory of its own.
     """
     for tensor in result if isinstance(result, tuple) else (result,):
         if not isinstance(tensor, torch.Tensor):
@@ -168,6 +169,7 @@ def check_result(result: object, device: torch.device) -> None:
                 f"the function returned a tensor of {tensor.dtype}, layout {tensor.layout} on "
                 f"{tensor.device} (expected torch.strided on {device}, not quantised or nested)"
             )
+        check_moved(tensor, "what the function returned")
 
 
 def _checked(result: Any, device: torch.device) -> tuple[Result, _Spec]:

@@ -9,8 +9,9 @@ import torch
 
 from aiacc import _core
 from aiacc.collectives import submission
+from aiacc.collectives.memory import lacks_memory
 from aiacc.torch import streams
-from aiacc.torch.adapter import view_of
+from aiacc.torch.adapter import LOWEST_ADDRESS, view_of
 from aiacc.torch.ops.tensor_list import group_view_of
 from aiacc.torch.reducer.codec import Codec, Encoded, gathering
 from aiacc.torch.reducer.gradients import Gradients
@@ -206,6 +207,8 @@ class Bucket:
         ):
             return None
         address = tensor.data_ptr()
+        if address < LOWEST_ADDRESS and lacks_memory(tensor):
+            return None
         stream = 0 if device < 0 else streams.current_stream(device)
         return prepared.start(address, address, stream)
 

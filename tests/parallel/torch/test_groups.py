@@ -4,9 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import aiacc
+import aiacc.torch as hvd
 from aiacc.torch.distributed.groups import series_of
 from tests.parallel.torch.test_process_group import check_every_operation
 from tests.support.jobs import on_ranks
@@ -241,3 +243,29 @@ def test_rows_and_columns_of_a_mesh():
     assert_equal(rows.to_local(), whole[me : me + 1])
     product = rows @ spread.T.redistribute(mesh, [Replicate(), Replicate()])
     assert_equal(product.full_tensor(), whole @ whole.T)
+
+
+@in_group(2)
+def test_dtensors_are_not_for_hvd_nor_for_operations_on_one_tensor():
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 2))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    model(torch.ones(8, 6)).square().mean().backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    adam = torch.optim.Adam(model.parameters())
+    adam.step()
+    for call in (
+        lambda: hvd.allreduce(norm),
+        lambda: hvd.broadcast_optimizer_state(adam, 1),
+        lambda: hvd.broadcast_parameters(model.state_dict(), 0),
+        lambda: dist.all_reduce(norm),
+        lambda: dist.broadcast(norm, 0),
+        lambda: dist.all_gather([torch.empty(()) for _ in range(2)], norm),
+        lambda: dist.reduce_scatter_tensor(torch.empty(1), next(model.parameters())[:2, 0]),
+        lambda: dist.send(norm, 1 - dist.get_rank()),
+        lambda: dist.recv(norm, 1 - dist.get_rank()),
+    ):
+        with pytest.raises(ValueError, match=r"DTensor.*to_local\(\).*full_tensor\(\)"):
+            call()
+    with pytest.raises(ValueError, match=r"'0\.weight' is a DTensor.*use the optimizer as it is"):
+        hvd.DistributedOptimizer(adam, model.named_parameters())
+    assert_equal(hvd.allreduce(norm.full_tensor()), norm.full_tensor())

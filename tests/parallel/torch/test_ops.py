@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -21,13 +22,12 @@ from tests.support.process_group import assert_equal
 from tests.support.ranks import run_ranks
 from tests.support.sizes import ONE_TO_THREE
 
-_BFLOAT16 = next(dtype for dtype in DTYPES if dtype.name == "bfloat16")
-
 
 def to_torch(array):
     """A tensor with these elements, on the default device."""
-    if array.dtype == _BFLOAT16:
-        return to_torch(array.view(np.int16)).view(torch.bfloat16)
+    if hasattr(ml_dtypes, array.dtype.name):
+        bits = to_torch(array.view(f"i{array.dtype.itemsize}"))
+        return bits.view(getattr(torch, array.dtype.name))
     host = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
     return torch.empty(array.shape, dtype=host.dtype).copy_(host)
 
@@ -35,8 +35,10 @@ def to_torch(array):
 def from_torch(tensor):
     """An array with its elements."""
     host = tensor.detach().cpu()
-    if host.dtype is torch.bfloat16:
-        return host.view(torch.int16).numpy().view(_BFLOAT16)
+    name = str(host.dtype).removeprefix("torch.")
+    if hasattr(ml_dtypes, name):
+        bits = host.view({1: torch.int8, 2: torch.int16}[host.itemsize])
+        return bits.numpy().view(getattr(ml_dtypes, name))
     return host.numpy()
 
 
@@ -106,6 +108,12 @@ def _gradients():
     assert not received.requires_grad
     output.sum().backward()
     assert leaf.grad.tolist() == [1.0] * size + [0.0]  # what was not sent has none
+    leaf = torch.tensor([1.0 + 2j], requires_grad=True)
+    for one in (hvd.broadcast(leaf, 0), hvd.allgather(leaf), *hvd.grouped_allgather([leaf])):
+        leaf.grad = None
+        (one.conj() * (1 - 2j)).real.sum().backward()
+        part = 0 if one.shape == (1,) and hvd.rank() > 0 else 1
+        assert_equal(leaf.grad, torch.full((1,), part * (1 - 2j)))
     # Of a group one is not used, one needs no gradient.
     leaf = torch.ones(2, requires_grad=True)
     first, *_ = hvd.grouped_allreduce([leaf, torch.ones(2), torch.ones(1).long()], op=hvd.Sum)
@@ -132,15 +140,17 @@ def _models():
         hvd.broadcast_parameters(model.named_parameters(), 0)
     with pytest.raises(ValueError, match="broadcast_object"):
         hvd.broadcast_parameters({"a": 3}, 0)
+    odd = [torch.full((2, 2), rank).to(dtype) for dtype in (torch.complex64, torch.float8_e5m2)]
+    negated = torch.complex(torch.ones(1), torch.full((1,), rank + 1.0)).conj()
+    hvd.broadcast_parameters([*odd, odd[0].t(), negated, negated.imag], 0)
+    assert all(not tensor.to(torch.complex64).any() for tensor in odd)
+    assert_equal(negated, torch.tensor([1 - 1j]))
 
 
 def _optimizer_states():
     rank = hvd.rank()
-    for kind, options in [
-        (torch.optim.SGD, {"momentum": 0.9}),
-        (torch.optim.Adam, {"amsgrad": True}),
-        (torch.optim.SGD, {}),
-    ]:
+    sgd, adam = torch.optim.SGD, torch.optim.Adam
+    for kind, options in [(sgd, {"momentum": 0.9}), (adam, {"amsgrad": True}), (sgd, {})]:
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 2)
         optimizer = kind(model.parameters(), lr=0.1 * (rank + 1), **options)
@@ -150,7 +160,7 @@ def _optimizer_states():
                 optimizer.step()
         hvd.broadcast_optimizer_state(optimizer, 0)
         state = optimizer.state_dict()
-        torch.testing.assert_close(state, hvd.broadcast_object(state, 0), rtol=0, atol=0)
+        assert_equal(_leaves(state), _leaves(hvd.broadcast_object(state, 0)))
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
         assert optimizer.param_groups[0]["params"][0] is model.weight
     with pytest.raises(ValueError, match="LBFGS"):
@@ -165,7 +175,7 @@ def _optimizer_states():
         outer.state[model.weight]["momentum_buffer"] = torch.full((2, 3), 1 + 2**-20)
     hvd.broadcast_optimizer_state(outer, 0)
     buffer = outer.state[model.weight]["momentum_buffer"]
-    torch.testing.assert_close(buffer, torch.full((2, 3), 1 + 2**-20), rtol=0, atol=0)
+    assert_equal(buffer, torch.full((2, 3), 1 + 2**-20))
     assert outer.state is inner.state
     assert outer.param_groups is inner.param_groups
     assert outer.param_groups[0]["lr"] == 0.5
@@ -259,9 +269,10 @@ def _disagree():
     assert hvd.synchronize(handle) is None
     with pytest.raises(hvd.HorovodInternalError, match="root"):
         hvd.broadcast_(torch.ones(2), int(rank == last), name="odd")
-    assert_equal(
-        hvd.allreduce(torch.ones(2), name="odd", op=hvd.Sum), torch.full((2,), hvd.size() * 1.0)
-    )
+    float8 = torch.ones(2).to(torch.float8_e5m2 if rank == last else torch.float8_e4m3fn)
+    with pytest.raises(aiacc.MismatchError, match=r"broadcast\.odd(?s:.*)shape"):
+        hvd.broadcast_(float8, 0, name="odd")
+    assert hvd.allreduce(torch.ones(2), name="odd", op=hvd.Sum).tolist() == [hvd.size()] * 2
 
 
 @on_ranks(1, 3)

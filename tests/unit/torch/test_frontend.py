@@ -6,13 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.masked import masked_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import aiacc
 import aiacc.torch as hvd
+from aiacc import _core
 from aiacc.collectives import handles
 from aiacc.planning.plan import Plan
 from aiacc.process_sets import ProcessSet
+from aiacc.torch.adapter import DTYPE_CODES, MOVED
 from aiacc.torch.distributed.work import Limit
 from aiacc.torch.reducer.plan import numbered
 
@@ -21,36 +28,54 @@ pytestmark = pytest.mark.usefixtures("job_of_one")
 
 GOOD = torch.ones(2, 3)
 REFUSED = [
-    (GOOD.T, r"strides \(1, 3\).*contiguous\(\)"),
-    (GOOD.to(torch.complex64), r"complex64.*bfloat16.*tensor\.to\("),
-    (GOOD.to("meta"), r"device meta.*tensor\.cpu\(\)"),
+    (GOOD.T, ValueError, r"strides \(1, 3\).*contiguous\(\)"),
+    (GOOD.to("meta"), ValueError, r"device meta.*to_empty\(device=\.\.\.\)"),
+    ([1.0], TypeError, r"list.*torch\.as_tensor"),
 ]
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        *(hvd.allreduce, hvd.allreduce_, hvd.allreduce_async, hvd.allreduce_async_),
-        *(hvd.allgather, hvd.allgather_async),
-        *(
-            partial(call, root_rank=0)
-            for call in (hvd.broadcast, hvd.broadcast_, hvd.broadcast_async, hvd.broadcast_async_)
-        ),
-    ],
-)
-@pytest.mark.parametrize(("tensor", "text"), REFUSED)
-def test_refusal_names_value_expectation_and_remedy(call, tensor, text):
-    with pytest.raises(ValueError, match=rf"'bad'.*{text}"):
+def _form(name, *args):
+    return lambda tensor, **options: getattr(hvd, name)(tensor, *args, **options)
+
+
+def _forms(verb, *args):
+    names = [verb + form for form in ("", "_", "_async", "_async_")]
+    return [_form(name, *args) for name in names if hasattr(hvd, name)]
+
+
+SIMPLE = _forms("allreduce") + _forms("broadcast", 0) + _forms("allgather")
+
+
+@pytest.mark.parametrize("call", SIMPLE)
+@pytest.mark.parametrize(("tensor", "kind", "text"), REFUSED)
+def test_refusal_names_value_expectation_and_remedy(call, tensor, kind, text):
+    with pytest.raises(kind, match=rf"'bad'.*{text}"):
         call(tensor, name="bad")
-    with pytest.raises(ValueError, match=rf"an unnamed (allreduce|allgather|broadcast): .*{text}"):
+    with pytest.raises(kind, match=rf"an unnamed (allreduce|allgather|broadcast): .*{text}"):
         call(tensor, name=None)
     assert not handles.pending
+
+
+def _nested():
+    return torch._nested_tensor_from_tensor_list([torch.ones(2), torch.ones(1)])
 
 
 OTHER = ProcessSet([0])
 CALLS = [
     (lambda: hvd.allgather(torch.tensor(1.0)), r"reshape\(1\)"),
     (lambda: hvd.allreduce(GOOD.to_sparse()), r"sparse_coo.*to_dense\(\)"),
+    *(
+        (lambda call=call, dtype=dtype: call(GOOD.to(dtype)), f"{dtype}.*bfloat16.*{remedy}")
+        for call in (hvd.allreduce, hvd.allreduce_async_, hvd.reducescatter)
+        for dtype, remedy in (
+            (torch.complex64, r"view_as_real\(tensor\), and torch.view_as_complex"),
+            (torch.float8_e5m2, r"tensor\.float\(\)"),
+        )
+    ),
+    (lambda: hvd.broadcast(GOOD.to(torch.complex64).conj(), 0), r"conjugate.*resolve_conj\(\)"),
+    (lambda: hvd.broadcast_parameters([GOOD, _nested()], 0), r"nested Tensor.*tensor\.unbind\(\)"),
+    (lambda: hvd.allgather(_nested()), r"nested Tensor.*tensor\.unbind\(\)"),
+    (lambda: hvd.allgather(torch.quantize_per_tensor(GOOD, 1, 0, torch.qint8)), r"int_repr\(\)"),
     (lambda: hvd.allreduce(GOOD, average=True, op=hvd.Sum), "average=True and op=1"),
     (lambda: hvd.allreduce_async_(GOOD, False, None, hvd.Sum), "average=False and op=1"),
     (lambda: hvd.allreduce(GOOD, process_set=OTHER), "not registered"),
@@ -60,12 +85,123 @@ CALLS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks", "ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(("call", "text"), CALLS)
 def test_mistakes_in_calls_are_explained(call, text):
     with pytest.raises(ValueError, match=text):
         call()
     assert not handles.pending
+
+
+class _Wrapper(torch.Tensor):
+    """Of a tensor, as libraries make them."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, (2, 3), (3, 1), storage_offset=4)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return NotImplemented
+
+
+def _sharded():
+    pytest.importorskip("torch.distributed.tensor.placement_types")  # of torch 2.5
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    return distribute_tensor(GOOD, init_device_mesh("cpu", (1,)), [Shard(0)])
+
+
+def _freed(begin):
+    memory = torch.ones(12)
+    view = memory[begin : begin + 6].view(2, 3)
+    memory.untyped_storage().resize_(0)
+    return view
+
+
+#: By the class that errors name.
+WITHOUT_MEMORY = {
+    "DTensor": (_sharded, r"tensor\.to_local\(\).*tensor\.full_tensor\(\)"),
+    "FakeTensor": (lambda: FakeTensorMode().from_tensor(GOOD), "stands for it"),
+    "MaskedTensor": (lambda: masked_tensor(GOOD, GOOD > 0), r"get_data\(\)"),
+    "_Wrapper": (lambda: _Wrapper(GOOD), "use the tensors that it wraps"),
+    "Tensor of shape": (lambda: _freed(0), "freed"),
+    "Tensor": (lambda: _freed(3), "freed"),
+    "Parameter": (lambda: nn.Parameter(_freed(3)), "freed"),
+    "Tensor of": (lambda: torch._efficientzerotensor((2, 3)), r"tensor\.clone\(\)"),
+    "": (lambda: torch._to_functional_tensor(GOOD), r"torch\.func"),
+}
+
+
+def _grouped(verb):
+    return [lambda tensor, call=call: call([GOOD, tensor]) for call in _forms("grouped_" + verb)]
+
+
+USES = [
+    *(SIMPLE + _forms("alltoall") + _forms("reducescatter")),
+    *(_grouped("allreduce") + _grouped("allgather") + _grouped("reducescatter")),
+    lambda tensor: hvd.allreduce_async_(tensor, compression=hvd.Compression.bf16),
+    lambda tensor: hvd.allreduce(tensor, op=hvd.Adasum),
+    lambda tensor: hvd.broadcast_parameters({"a": GOOD, "b": tensor}, 0),
+    lambda tensor: hvd.broadcast_parameters([GOOD, tensor], 0),
+    lambda tensor: hvd.topk_threshold(tensor, 1),
+    lambda tensor: hvd.parallel_map([GOOD], lambda _: tensor),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer", "ignore:.*MaskedTensors is in")
+@pytest.mark.parametrize("kind", WITHOUT_MEMORY)
+def test_tensors_without_memory_of_their_own_are_refused_everywhere(kind, request):
+    make, text = WITHOUT_MEMORY[kind]
+    tensor = make()
+    if dist.is_initialized():
+        request.addfinalizer(dist.destroy_process_group)
+    for use in USES:
+        with pytest.raises(ValueError, match=f"{kind}.*no memory of its own.*{text}"):
+            use(tensor)
+    assert not handles.pending
+    assert _core.prepare(0, "allreduce", "x", (2, 3), 7, 0, -1).start_in_place(tensor) is None
+    assert _core.allreduce_in_place(tensor, "x", 0, hvd.Sum, 1.0, 1.0) is None
+
+
+_HERE = GOOD.data_ptr()
+_LARS = dict.fromkeys(("nesterov", "larc", "adapt", "first"), False)
+_LARS |= dict.fromkeys(("momentum", "dampening", "weight_decay", "trust_coefficient", "eps"), 0)
+_LARS |= dict.fromkeys(("lr", "least_ratio", "largest_ratio"), 1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: _core.prepare(_core.ALLREDUCE, "op", "x", (2, 3), 7, 0, -1).start(_HERE, 0),
+        lambda: _core.send(0, 4, 0, "k"),
+        lambda: _core.receive(0, 4, 0, "k", ()),
+        lambda: _core.select_largest(0, _HERE, 6, 1, 1),
+        lambda: _core.select_largest(_HERE, 0, 6, 1, 1),
+        lambda: _core.lars_step([(0, _HERE, 0, 6)], _core.LarsOptions(**_LARS), 1),
+        lambda: _core.lars_step([(_HERE, 0, 0, 6)], _core.LarsOptions(**_LARS), 1),
+    ],
+)
+def test_the_core_refuses_address_0(call):
+    with pytest.raises(ValueError, match=r"(NULL|address 0) \(.*memory of (its|their) own"):
+        call()
+
+
+def test_dtypes_that_are_moved_are_told_apart():
+    sizes = {DTYPE_CODES[dtype]: dtype.itemsize for dtype in DTYPE_CODES}
+    for dtype, (code, behind) in MOVED.items():
+        assert sizes[code] * math.prod(behind) == dtype.itemsize, dtype
+    known = [dtype for dtype in MOVED if dtype.is_floating_point or dtype.is_complex]
+    assert len({MOVED[dtype] for dtype in known}) == len(known) > 4
+
+
+def test_a_broadcast_that_fails_part_way_leaves_nothing_under_way():
+    with pytest.raises(ValueError, match="a name of 70010 bytes"):
+        hvd.broadcast_parameters([("a", GOOD), ("b", GOOD), ("x" * 70_000, GOOD)], 0)
+    assert not handles.pending
+    hvd.broadcast_parameters([("a", GOOD), ("b", GOOD)], 0)
 
 
 def test_average_is_deprecated():
@@ -262,8 +398,7 @@ def test_a_timeout_names_who_may_be_missing(others, whom):
 
 
 def test_ranks_that_number_their_devices_differently_may_have_divided_alike():
-    mine = numbered({"b": 1, "a": 0, "c": 0})
-    assert mine == {"a": 0, "b": 1, "c": 0}
+    assert (mine := numbered({"b": 1, "a": 0, "c": 0})) == {"a": 0, "b": 1, "c": 0}
     assert numbered({"a": 5, "b": 2, "c": 5}) == mine
     assert numbered({"c": 1, "b": 0, "a": 1}) == mine
     assert numbered({"a": 0, "b": 0, "c": 0}) != mine
