@@ -1,7 +1,6 @@
 """aiacc.torch in a job of one rank: what it refuses and why, names, optimizers."""
 
 import math
-from functools import partial
 from pathlib import Path
 
 import pytest
