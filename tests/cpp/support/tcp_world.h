@@ -31,6 +31,7 @@ class TcpWorld {
   int size() const { return static_cast<int>(connectors_.size()); }
   /// For the thread of `rank` alone.
   Connector& connector(int rank) { return *connectors_[static_cast<std::size_t>(rank)]; }
+  Listener& listener(int rank) { return *listeners_[static_cast<std::size_t>(rank)]; }
   /// As if the rank had died: whoever connects to it is refused. It must not connect any more.
   void hang_up(int rank) { listeners_[static_cast<std::size_t>(rank)].reset(); }
 

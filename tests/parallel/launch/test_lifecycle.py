@@ -82,14 +82,13 @@ def _who_am_i():
     return answer
 
 
-@pytest.mark.parametrize("launcher", ["explicit", "mpirun", "torchrun", "aiaccrun", "srun"])
+@pytest.mark.parametrize(
+    "launcher", ["explicit", "mpirun", "torchrun", "aiaccrun", "srun", "python"]
+)
 def test_ranks_and_sizes(launcher):
-    answers = run_ranks(2, _who_am_i, launcher=launcher)
-    assert answers == [(0, 2, 0, 2, 0, 1), (1, 2, 1, 2, 0, 1)]
-
-
-def test_alone_is_a_job_of_one():
-    assert run_ranks(1, _who_am_i, launcher="python") == [(0, 1, 0, 1, 0, 1)]
+    size = 1 if launcher == "python" else 2
+    answers = run_ranks(size, _who_am_i, launcher=launcher)
+    assert answers == [(rank, size, rank, size, 0, 1) for rank in range(size)]
 
 
 @on_ranks(2)

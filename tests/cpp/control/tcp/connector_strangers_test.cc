@@ -13,15 +13,13 @@
 
 #include "csrc/base/error.h"
 #include "csrc/base/log.h"
-#include "csrc/control/tcp/connector.h"
 #include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/process.h"
 #include "tests/cpp/support/ranks.h"
+#include "tests/cpp/support/tcp_world.h"
 
 namespace aiacc {
 namespace {
-
-const JobToken kToken{1, 2, 3};
 
 Clock::time_point soon() { return Clock::now() + std::chrono::seconds(20); }
 
@@ -34,22 +32,18 @@ class StrangersTest : public testing::Test {
 
   void add_strangers(int count) {
     for (int i = 0; i < count; ++i) {
-      strangers_.push_back(connect_to(listener_.address(), soon()));
+      strangers_.push_back(connect_to(world_.listener(0).address(), soon()));
     }
   }
 
   void expect_connected() {
     run_as_ranks(2, [&](int rank) {
-      Connector& connector = rank == 0 ? zero_ : one_;
-      EXPECT_EQ(connector.establish({control(1 - rank, rank == 1)}).size(), 1U);
+      const ChannelSpec spec = control(1 - rank, rank == 1);
+      EXPECT_EQ(world_.connector(rank).establish({spec}).size(), 1U);
     });
   }
 
-  Listener listener_{"127.0.0.1"};
-  Listener other_{"127.0.0.1"};
-  const std::vector<std::string> addresses_{listener_.address(), other_.address()};
-  Connector zero_{listener_, addresses_, 0, kToken, 1, 20};
-  Connector one_{other_, addresses_, 1, kToken, 1, 20};
+  TcpWorld world_{2};
   std::vector<Socket> strangers_;
 };
 
@@ -79,7 +73,8 @@ TEST_F(StrangersTest, BacklogsFullOfThemAreClearedWhenRanksConnect) {
     const rlimit more{10'000, limit.rlim_max};
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &more), 0) << "needs 10,000 descriptors";
   }
-  for (const std::string& address : addresses_) {
+  for (const int rank : {0, 1}) {
+    const std::string address = world_.listener(rank).address();
     bool full = false;
     for (int i = 0; i < 4200 && !full; ++i) {
       const auto attempt = std::chrono::milliseconds(50);
@@ -91,11 +86,10 @@ TEST_F(StrangersTest, BacklogsFullOfThemAreClearedWhenRanksConnect) {
   }
   // Both ways, so that neither may wait for the other to accept.
   run_as_ranks(2, [&](int rank) {
-    Connector& connector = rank == 0 ? zero_ : one_;
     const int peer = 1 - rank;
     const auto connecting = static_cast<std::uint16_t>(rank);
     const auto accepting = static_cast<std::uint16_t>(peer);
-    EXPECT_EQ(connector
+    EXPECT_EQ(world_.connector(rank)
                   .establish({{peer, ChannelKind::kRing, connecting, true},
                               {peer, ChannelKind::kRing, accepting, false}})
                   .size(),
@@ -105,13 +99,15 @@ TEST_F(StrangersTest, BacklogsFullOfThemAreClearedWhenRanksConnect) {
 
 /// A rank whose connection had to give way comes again.
 TEST_F(StrangersTest, AConnectionThatIsClosedUnansweredIsOpenedAgain) {
-  std::thread connecting([this] { EXPECT_EQ(one_.establish({control(0, true)}).size(), 1U); });
+  std::thread connecting(
+      [this] { EXPECT_EQ(world_.connector(1).establish({control(0, true)}).size(), 1U); });
+  Listener& listener = world_.listener(0);
   for (int closed = 0; closed < 3;) {
-    pollfd entry{listener_.fd(), POLLIN, 0};
+    pollfd entry{listener.fd(), POLLIN, 0};
     poll(&entry, 1, 1000);
-    closed += listener_.accept().valid() ? 1 : 0;
+    closed += listener.accept().valid() ? 1 : 0;
   }
-  EXPECT_EQ(zero_.establish({control(1, false)}).size(), 1U);
+  EXPECT_EQ(world_.connector(0).establish({control(1, false)}).size(), 1U);
   connecting.join();
 }
 
@@ -130,7 +126,7 @@ void expect_too_few(int descriptors, Connector& connector, const ChannelSpec& sp
 TEST_F(StrangersTest, WhoCannotAcceptSaysSoAndTellsWhoConnects) {
   add_strangers(1);
   // One for the event of who waits, none for the connection.
-  expect_too_few(1, zero_, control(1, false));
+  expect_too_few(1, world_.connector(0), control(1, false));
   pollfd entry{strangers_[0].fd(), POLLIN, 0};
   ASSERT_EQ(poll(&entry, 1, 20'000), 1);
   std::uint8_t answer = 0;
@@ -140,8 +136,8 @@ TEST_F(StrangersTest, WhoCannotAcceptSaysSoAndTellsWhoConnects) {
 
 /// It used to try until the deadline, and then to blame the network.
 TEST_F(StrangersTest, WhoCannotConnectOrEvenWaitSaysSo) {
-  expect_too_few(1, one_, control(0, true));
-  expect_too_few(0, one_, control(0, true));
+  expect_too_few(1, world_.connector(1), control(0, true));
+  expect_too_few(0, world_.connector(1), control(0, true));
 }
 
 }  // namespace

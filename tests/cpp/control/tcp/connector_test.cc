@@ -7,7 +7,6 @@
 
 #include <cstring>
 #include <functional>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -105,15 +104,11 @@ class ConnectorTest : public testing::Test {
 
   /// Rank 0 accepts from rank 1 while `intrude` does what it wants, then rank 1 connects.
   void expect_undisturbed(const std::function<void(const std::string& address)>& intrude) {
-    Listener listener("127.0.0.1");
-    Listener other("127.0.0.1");  // who waits for an answer accepts meanwhile
-    const std::vector<std::string> addresses = {listener.address(), other.address()};
-    Connector zero(listener, addresses, 0, kToken, 1, 20);
-    Connector one(other, addresses, 1, kToken, 1, 20);
+    TcpWorld world(2);
     std::vector<Socket> accepted;
-    std::thread acceptor([&] { accepted = zero.establish({control(1, false)}); });
-    intrude(listener.address());
-    std::vector<Socket> connected = one.establish({control(0, true)});
+    std::thread acceptor([&] { accepted = world.connector(0).establish({control(1, false)}); });
+    intrude(world.listener(0).address());
+    std::vector<Socket> connected = world.connector(1).establish({control(0, true)});
     acceptor.join();
     ASSERT_EQ(accepted.size(), 1U);
     const std::uint8_t byte = 42;
@@ -192,13 +187,12 @@ TEST_F(ConnectorTest, ServesSeveralCallsAtATime) {
 }
 
 TEST_F(ConnectorTest, AnInterruptEndsTheWait) {
-  Listener listener("127.0.0.1");
-  const Listener silent("127.0.0.1");
-  Connector zero(listener, {listener.address(), silent.address()}, 0, kToken, 1, 20);
+  TcpWorld world(2);
   for (const bool connects : {false, true}) {
     Event interrupt;
     std::thread interrupter([&] { interrupt.set(); });
-    expect_error(status_of([&] { zero.establish({control(1, connects)}, interrupt.fd()); }),
+    const std::vector<ChannelSpec> specs = {control(1, connects)};
+    expect_error(status_of([&] { world.connector(0).establish(specs, interrupt.fd()); }),
                  Code::kShutdown);
     interrupter.join();
   }
@@ -283,61 +277,48 @@ TEST_F(ConnectorTest, TheSecondProcessOfOneRankIsRefused) {
 }
 
 TEST_F(ConnectorTest, MissingRanksAreNamedAtTheDeadline) {
-  Listener listener("127.0.0.1");
-  Connector zero(listener, {listener.address(), "", "", ""}, 0, kToken, 1, 0.1);
-  expect_error(status_of([&] { zero.establish({control(1, false), control(3, false)}); }),
-               Code::kTimeout,
-               {"rank(s) 1, 3"});
+  TcpWorld world(4, 0.1);
+  const std::vector<ChannelSpec> specs = {control(1, false), control(3, false)};
+  expect_error(
+      status_of([&] { world.connector(0).establish(specs); }), Code::kTimeout, {"rank(s) 1, 3"});
 }
 
 /// Nobody listens any more at the address of rank 1.
 TEST_F(ConnectorTest, ARankThatIsGoneIsNamedLongBeforeTheDeadline) {
-  std::string closed;
-  {
-    const Listener gone("127.0.0.1");
-    closed = gone.address();
-  }
+  TcpWorld world(2, 600);
+  const std::string closed = world.listener(1).address();
+  world.hang_up(1);
   for (const bool connect : {true, false}) {
-    Listener listener("127.0.0.1");
-    Connector zero(listener, {listener.address(), closed}, 0, kToken, 1, 600);
-    expect_error(status_of([&] { zero.establish({control(1, connect)}); }),
+    expect_error(status_of([&] { world.connector(0).establish({control(1, connect)}); }),
                  Code::kPeerLost,
                  {closed, "rank 1 has died or given up"});
   }
 }
 
-TEST_F(ConnectorTest, ARankThatIsLateIsProbedAndWaitedFor) {
-  // Longer than between two probes: nothing tells when they come.
-  expect_undisturbed([](const std::string&) { std::this_thread::sleep_for(2200ms); });
-}
-
-/// It accepts nobody. Connections of those who wait for it used to pile up there, one a second for
-/// each of them, until there was no room for a rank that connects.
-TEST_F(ConnectorTest, ARankThatIsBusyIsProbedByOneConnectionThatTellsItsEnd) {
-  constexpr unsigned kWaiting = 3;
-  std::optional<Listener> busy("127.0.0.1");
-  std::vector<std::thread> waiting;
-  for (int rank = 1; rank <= static_cast<int>(kWaiting); ++rank) {
-    waiting.emplace_back([&, rank, address = busy->address()] {
-      Listener own("127.0.0.1");
-      std::vector<std::string> addresses(kWaiting + 1, own.address());
-      addresses[0] = address;
-      Connector connector(own, addresses, rank, kToken, 1, 600);
-      expect_error(
-          status_of([&] { connector.establish({control(0, false), control(0, false, 1)}); }),
-          Code::kPeerLost,
-          {"rank 0 has died or given up"});
-    });
-  }
-  std::this_thread::sleep_for(2200ms);  // as above
-  tcp_info info{};
-  socklen_t bytes = sizeof info;
-  ASSERT_EQ(getsockopt(busy->fd(), IPPROTO_TCP, TCP_INFO, &info, &bytes), 0);
-  EXPECT_EQ(info.tcpi_unacked, kWaiting) << "of a listener these are the connections that wait";
-  busy.reset();
-  for (std::thread& thread : waiting) {
-    thread.join();
-  }
+/// Connections of those who wait for it used to pile up there, one a second for each of them, until
+/// there was no room for a rank that connects.
+TEST_F(ConnectorTest, ARankThatIsLateIsWaitedForAndProbedByOneConnectionOfEach) {
+  TcpWorld world(4, 600);
+  run_as_ranks(4, [&](int rank) {
+    if (rank > 0) {
+      const Status end = status_of(
+          [&] { world.connector(rank).establish({control(0, false), control(0, false, 1)}); });
+      if (rank == 1) {
+        EXPECT_TRUE(end.ok()) << end.message();
+      } else {
+        expect_error(end, Code::kPeerLost, {"rank 0 has died or given up"});
+      }
+      return;
+    }
+    // Longer than between two probes: nothing tells when they come.
+    std::this_thread::sleep_for(2200ms);
+    tcp_info info{};
+    socklen_t bytes = sizeof info;
+    ASSERT_EQ(getsockopt(world.listener(0).fd(), IPPROTO_TCP, TCP_INFO, &info, &bytes), 0);
+    EXPECT_EQ(info.tcpi_unacked, 3U) << "of a listener these are the connections that wait";
+    world.connector(0).establish({control(1, true), control(1, true, 1), control(2, true)});
+    world.hang_up(0);
+  });
 }
 
 /// Whoever may interrupt the wait judges the others: one that is busy for longer than the deadline
@@ -368,12 +349,10 @@ TEST_F(ConnectorTest, AnAddressThatIsOutOfReachIsNamedAtTheDeadline) {
 }
 
 TEST_F(ConnectorTest, AListenerThatNeverAnswersIsNamed) {
-  Listener listener("127.0.0.1");
-  Listener deaf("127.0.0.1");
-  Connector one(listener, {deaf.address(), listener.address()}, 1, kToken, 1, 0.1);
-  expect_error(status_of([&] { one.establish({control(0, true)}); }),
+  TcpWorld world(2, 0.1);
+  expect_error(status_of([&] { world.connector(1).establish({control(0, true)}); }),
                Code::kTimeout,
-               {"rank 0 at " + deaf.address()});
+               {"rank 0 at " + world.listener(0).address()});
 }
 
 }  // namespace
