@@ -131,7 +131,11 @@ class Table:
         return np.interp(nbytes, sizes, times) + slope * beyond
 
 
-#: Of an all-reduce: a and b by alpha, beta, gamma and N, as MG-WFBP's table of algorithms has them.
+#: Of an all-reduce: a and b by alpha, beta, gamma and N, as MG-WFBP's table of algorithms has them,
+#: but where that is less than any all-reduce takes (Chan et al., "Collective communication: theory,
+#: practice, and experience", 2007): log2 N rounds, rounded up, and 2 (N - 1) / N beta + (N - 1) / N
+#: gamma for each byte. The table has beta + gamma for the double tree, which carries every byte up
+#: and down.
 ALGORITHMS = ("ring", "double_tree", "recursive_doubling", "halving_doubling")
 
 
@@ -160,10 +164,10 @@ class Analytic:
         n, alpha, beta, gamma = self.ranks, self.alpha, self.beta, self.gamma
         if n == 1:
             return Affine(0.0, 0.0)
-        steps = math.log2(n)
+        steps = math.ceil(math.log2(n))
         a, b = {
             "ring": (2 * (n - 1) * alpha, (2 * beta + gamma) * (n - 1) / n),
-            "double_tree": (2 * alpha * steps, beta + gamma),
+            "double_tree": (2 * alpha * steps, 2 * beta + gamma),
             "recursive_doubling": (alpha * steps, (beta + gamma) * steps),
             "halving_doubling": (
                 2 * alpha * steps,
