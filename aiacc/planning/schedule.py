@@ -14,7 +14,7 @@ import numpy as np
 
 from aiacc.planning.cost import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from aiacc.planning.plan import DECOUPLED, Plan, cut
-from aiacc.planning.problem import Problem, starts_of
+from aiacc.planning.problem import Floats, Problem, starts_of
 
 
 def planned(
@@ -77,6 +77,43 @@ def arrivals(problem: Problem, ends: Sequence[int], lanes: int = 1) -> list[floa
                 left[number] -= (until - now) / pace[number]
         now = until
     return done
+
+
+def all_reduce_steps(
+    problem: Problem, plans: Sequence[Sequence[int]], lanes: Sequence[int]
+) -> Floats:
+    """`all_reduce_step` of each of many plans, with its number of lanes; equal but for rounding."""
+    rows, counts = np.arange(len(plans)), np.array([len(ends) for ends in plans])
+    most = np.array(lanes)
+    width = counts.max() + 1
+    padded = [[*ends, *[len(problem)] * (width - len(ends))] for ends in plans]
+    ends = np.array(padded)
+    bytes_of = np.diff(problem.prefix[ends], prepend=0.0)
+    # Behind the last bucket of each there is one that is never ready.
+    ready = np.where(np.arange(ends.shape[1]) < counts[:, None], problem.late[ends], np.inf)
+    numbers = range(1, max(lanes) + 1)
+    alone = np.array([problem.cost.time(ALL_REDUCE, bytes_of, number) for number in numbers])
+    now, waiting = np.zeros(len(plans)), np.zeros(len(plans), int)
+    # By lane of each plan: whether a bucket is under way, which one, and the share that is left.
+    busy = np.zeros((len(plans), len(numbers)), bool)
+    bucket, left = np.zeros(busy.shape, int), np.zeros(busy.shape)
+    while True:
+        begin = np.flatnonzero((busy.sum(axis=1) < most) & (ready[rows, waiting] <= now))
+        lane = busy[begin].argmin(axis=1)
+        busy[begin, lane], bucket[begin, lane], left[begin, lane] = True, waiting[begin], 1.0
+        waiting[begin] += 1
+        under_way = busy.sum(axis=1)
+        next_ready = np.where(under_way < most, ready[rows, waiting], np.inf)
+        pace = alone[np.maximum(under_way, 1)[:, None] - 1, rows[:, None], bucket]
+        done = np.where(busy, now[:, None] + left * pace, np.inf)
+        until = np.minimum(done.min(axis=1), np.maximum(next_ready, now))
+        over = np.isinf(until)
+        if over.all():
+            return np.maximum(problem.trace.compute_s, now)
+        until[over] = now[over]
+        left -= np.divide((until - now)[:, None], pace, out=np.zeros(pace.shape), where=pace > 0)
+        busy &= done > until[:, None]
+        now = until
 
 
 def decoupled_step(problem: Problem, ends: Sequence[int]) -> float:

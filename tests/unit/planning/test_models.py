@@ -93,11 +93,8 @@ def test_layers_of_convolutions_with_biases_and_of_embeddings():
     assert (first.a_work, first.g_work) == (112 * 112 * 147**2, 112 * 112 * 64**2)
     found = layers_of(models.MODELS["vgg16"].parameters())
     inputs = [3, *[64] * 2, *[128] * 2, *[256] * 3, *[512] * 5]
-    assert [layer.a_dim for layer in found] == [9 * channels + 1 for channels in inputs] + [
-        512 * 7 * 7 + 1,
-        4097,
-        4097,
-    ]
+    expected = [9 * channels + 1 for channels in inputs] + [512 * 7 * 7 + 1, 4097, 4097]
+    assert [layer.a_dim for layer in found] == expected
     found = layers_of(models.MODELS["bert_base"].parameters())
     assert len(found) == 12 * 6 + 2
     assert found[0] == Layer(
