@@ -37,6 +37,7 @@ def explain(trace: Trace, cost: CostModel, plan: Plan, sending: Sending) -> Iter
     yield (
         f"{plan.planner}: {counted(len(plan.buckets), 'bucket')}, step {_ms(seconds)}, of which "
         f"{_ms(exposed)} ({exposed / seconds:.0%}) is communication that nothing hides"
+        f"{beside_bound(trace, plan)}"
     )
     if isinstance(cost, Table):  # measured through the core, as its model wants it
         yield from _as_sent(trace, cost, plan, sending)
@@ -47,6 +48,13 @@ def explain(trace: Trace, cost: CostModel, plan: Plan, sending: Sending) -> Iter
         yield from _buckets(problem, plan, seconds)
     yield ""
     yield from _sensitivity(trace, cost, plan.planner, seconds)
+
+
+def beside_bound(trace: Trace, plan: Plan) -> str:
+    """What a planner that is not exact has proven of its plan, behind the step."""
+    if not trace.compute_s < plan.bound_s < plan.predicted_s:
+        return ""
+    return f"; no plan of {plan.planner} takes less than {_ms(plan.bound_s)}"
 
 
 def _as_sent(trace: Trace, cost: CostModel, plan: Plan, sending: Sending) -> Iterator[str]:

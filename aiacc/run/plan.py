@@ -13,7 +13,7 @@ from aiacc.compression.costs import cluster_of
 from aiacc.compression.explain import explain as explain_compression
 from aiacc.planning import chart, graphs, planners
 from aiacc.planning.cost import counted
-from aiacc.planning.explain import explain
+from aiacc.planning.explain import beside_bound, explain
 from aiacc.planning.models import MODELS, trace_of
 from aiacc.planning.network import PUBLISHED, Network, network_of
 from aiacc.planning.plan import Plan, bucket_cap_mb_list
@@ -29,6 +29,8 @@ network of layers whose trace is modelled (aiacc-plan models). NET is a file, a 
 (aiacc-plan networks), or fields: a=1e-3,b=8e-10 for one number of ranks, in seconds and seconds per
 byte, or alpha=30e-6,gbit=10 for any, by the formula of a ring (algorithm=double_tree,
 recursive_doubling or halving_doubling for others; capacity=4 where one flow fills a quarter of it).
+No plan of a planner's kind takes less than "bound ms", as far as the planner proves: its own step
+if it is exact, and the computation if it proves nothing.
 
   aiacc-plan simulate resnet50 --net alpha=30e-6,gbit=10 --world 4..2048 --planner all
   aiacc-plan explain resnet50 --net 10gbe-64
@@ -221,14 +223,14 @@ def _probe(options: argparse.Namespace) -> list[str]:
 
 
 def _plan(options: argparse.Namespace) -> list[str]:
-    _, _, plan = _made(options)
+    trace, _, plan = _made(options)
     if options.output is None:
         return [plan.encode()]
     with writing("--output"):
         options.output.write_text(plan.encode() + "\n")
     return [
         f"{options.output}: {counted(len(plan.buckets), 'bucket')}, step "
-        f"{plan.predicted_s * 1e3:.1f} ms"
+        f"{plan.predicted_s * 1e3:.1f} ms{beside_bound(trace, plan)}"
     ]
 
 
@@ -267,8 +269,8 @@ def _simulate(options: argparse.Namespace) -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in asked))
     lines = [
         f"{trace.model} ({trace.source}), {trace.compute_s * 1e3:.1f} ms of computation; simulated",
-        f"{'ranks':>6}  {'planner':16}{'buckets':>8}{'step ms':>10}{'exposed ms':>12}"
-        f"{'efficiency':>12}",
+        f"{'ranks':>6}  {'planner':16}{'buckets':>8}{'step ms':>10}{'bound ms':>10}"
+        f"{'exposed ms':>12}{'efficiency':>12}",
     ]
     efficiency: dict[str, list[float]] = {name: [] for name in names}
     timelines = {}
@@ -280,9 +282,13 @@ def _simulate(options: argparse.Namespace) -> list[str]:
             if (options.plot and len(worlds) == 1) or (options.chrome and last):
                 timelines[f"{name}, {world} ranks"] = graphs.simulated([trace], plan, cost)
             efficiency[name].append(trace.compute_s / plan.predicted_s if plan.predicted_s else 1.0)
+            if name.startswith("lanes"):
+                bounds = efficiency.setdefault(f"{name}, bound", [])
+                bounds.append(trace.compute_s / plan.bound_s if plan.bound_s else 1.0)
             lines.append(
                 f"{world or '?':>6}  {name:16}{len(plan.buckets):>8}{plan.predicted_s * 1e3:>10.1f}"
-                f"{(plan.predicted_s - trace.compute_s) * 1e3:>12.1f}{efficiency[name][-1]:>11.1%}"
+                f"{plan.bound_s * 1e3:>10.1f}{(plan.predicted_s - trace.compute_s) * 1e3:>12.1f}"
+                f"{efficiency[name][-1]:>11.1%}"
             )
     title = f"{trace.model} ({trace.source}), {options.net}"
     with writing("--plot"):

@@ -44,8 +44,8 @@ def tables(runs: Sequence[Run]) -> str:
         steps_table(runs),
         LEGEND,
         "Milliseconds of communication that computation does not hide, measured / predicted as the "
-        "core sends it (as the planner sees it, one bucket at a time); bold "
-        "where they are apart by more than 15 %, and by more than noise:",
+        "core sends it (as the planner sees it, one bucket at a time; `lanes(4)` four, and what no "
+        "such plan beats); bold where they are apart by more than 15 %, and by more than noise:",
         exposed_table(runs),
         unsent_lines(runs),
         "What was expected:",

@@ -20,8 +20,10 @@ REFUSED = [
     ("simulate vgg16 --net =", "'=' in '=' (expected NAME=NUMBER, as in a=1e-3,b=8e-10)"),
     ("simulate vgg16 --net a=1,b=3,a=2", "a: comes twice in 'a=1,b=3,a=2'"),
     ("simulate vgg16 --net alpha=1,gbit=1e-300 --world 4", "gbit: 1e-300 (expected a ban"),
-    ("simulate vgg16 --net 10gbe-64 --planner lanes(2.5)", "planner 'lanes(2.5)' (expec"),
-    (f"simulate vgg16 --net 10gbe-64 --planner lanes({'9' * 400})", "(expected 1 to 64"),
+    *(
+        (f"simulate vgg16 --net 10gbe-64 --planner lanes({number})", "(expected 1 to 64")
+        for number in ("9" * 400, 0, 65)
+    ),
     ("simulate vgg16 --net a=nan,b=3", "a: nan (expected a number, >= 0)"),
     ("simulate vgg16 --net a=1,b=3,world=2.5", "world: 2.5 (expected a whole number, >= 1)"),
     ("simulate vgg16 --net a=1,b=3,capacity=0", "capacity: 0.0 (expected a number, >= 1)"),
@@ -31,7 +33,10 @@ REFUSED = [
     ("simulate vgg16 --net alpha=1,gbit=1 --world 0..4", "--world 0..4 (expected 64"),
     ("simulate vgg16 --net alpha=1,gbit=1 --world 8..4", "--world 8..4 (expected 64"),
     (f"simulate vgg16 --net 10gbe-64 --world 4..{10**20}", f"4..{10**20} (expected 1048576 ranks"),
-    ("simulate vgg16 --net 10gbe-64 --planner best", "planner 'best' (expected"),
+    *(
+        (f"simulate vgg16 --net 10gbe-64 --planner {name}", f"planner '{name}' (expected per_ten")
+        for name in ("best", "threshold", "lanes(x)", "lanes(2.5)", "optimal(3)")
+    ),
     ("simulate vgg16 --net alpha=30,gbit=10 --world 4", "b in seconds per byte, gbit in"),
     ("simulate alexnet --net 10gbe-64", "trace 'alexnet' (expected a file, or one of resnet50"),
     ("explain vgg16 --compression --net a=1e-3,b=1e-9", "does not tell the number of ranks"),
