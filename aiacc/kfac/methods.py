@@ -125,7 +125,7 @@ def ours(model: Model, costs: Costs, *, reduces: bool = True, gathers: bool = Tr
     # Several inverses as one all-gather, or a broadcast of each.
     ways = [StageCosts(costs.inversion, costs.single, overlap=costs.overlap)]
     if gathers:
-        ways.append(StageCosts(costs.inversion, costs.fused, True, costs.overlap, costs.even))
+        ways.append(StageCosts(costs.inversion, costs.fused, True, costs.overlap))
     candidates: dict[Owners, StageCosts] = {}
     for way in ways:
         every = longest_first(dims, ranks, costs.inversion) if ranks > 1 else (None,) * len(dims)

@@ -27,15 +27,13 @@ class StageCosts:
 
     inversion: InversionCost
     network: CostModel
-    #: Whether inverses that wait travel together, by the exact plan for all-gathers. Else each is a
-    #: broadcast.
+    #: Whether inverses that wait travel together, by the exact plan for all-gathers, which take as
+    #: long as if every rank sent as much as the one that sends most; what one rank alone sends is a
+    #: broadcast. Else each is a broadcast.
     gathered: bool = False
     #: Share of the computation that hides communication: 1 where neither slows down the other, 0
     #: where inverses are sent when all are computed.
     overlap: float = 1.0
-    #: With ``gathered``: whether an all-gather takes as long as if every rank sent as much as the
-    #: one that sends most, as in a ring; what one rank alone sends is a broadcast then.
-    even: bool = False
     #: Whether eigenvectors and eigenvalues travel, d x d + d elements of a factor, which is twice
     #: the triangle of an inverse.
     square: bool = False
@@ -136,8 +134,6 @@ class StageModel:
 
         def costs_to(j: int) -> Floats:
             sizes = prefix[j] - prefix[:j]
-            if not self._costs.even:
-                return np.asarray(self._costs.network.time(ALL_GATHER, sizes), float)
             whole = self._ranks * shares.most(j)
             gathered = np.asarray(self._costs.network.time(ALL_GATHER, whole), float)
             sent = np.asarray(self._costs.network.time(BROADCAST, sizes), float)
@@ -161,10 +157,8 @@ class StageModel:
         sending = np.array(self._sending)
         if self._costs.gathered:
             total = float(self._sizes.sum())
-            cheapest = float(self._costs.network.time(ALL_GATHER, total))
-            if self._costs.even:
-                cheapest = min(cheapest, float(self._costs.network.time(BROADCAST, total)))
-            sending = self._sizes * (cheapest / total)
+            ways = (self._costs.network.time(way, total) for way in (ALL_GATHER, BROADCAST))
+            sending = self._sizes * (min(map(float, ways)) / total)
         least = float(times.max())
         for weight in np.linspace(0.0, 1.0, 101):
             compute = weight + (1 - weight) * (1 - self._costs.overlap)

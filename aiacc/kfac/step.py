@@ -53,10 +53,6 @@ class Costs:
     single: CostModel
     #: Share of the computation that hides communication: 1 where neither slows down the other.
     overlap: float = 1.0
-    #: Whether a reduction to owners gives every rank a part of the same size, as a reduce-scatter
-    #: does: it takes as long as if all owned as much as the one that owns most. Else it moves what
-    #: is owned, and no more. See `StageCosts.even`, too.
-    even: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap <= 1:
@@ -141,7 +137,7 @@ def plan_buckets(
         fusion: A planner for factors, A and G apart, by its name in `planners`, while gradients
             leave in `HOROVOD`'s buckets; or `INTERLEAVED`.
         owners: With `INTERLEAVED`: factors that only their owners need. Buckets of such are
-            reduced to these, for half of the bytes. Without: everybody gets all factors.
+            reduced to these where that is quicker. Without: everybody gets all factors.
     """
     factors = [tensor for tensor in trace.tensors if is_factor(tensor.name)]
     gradients = [tensor for tensor in trace.tensors if not is_factor(tensor.name)]
@@ -194,15 +190,13 @@ def _interleaved(
     def to_owners(j: int) -> Floats:
         """Seconds of buckets that end behind j factors; infinite if everybody needs one of them.
 
-        So they are if parts of the same size would take too much memory.
+        A reduce-scatter gives every rank a part of the same size: it takes as long as if all owned
+        as much as the one that owns most, and is none if such parts would take too much memory.
         """
-        sizes = prefixes[0][j] - prefixes[0][:j]
-        possible = common[:j] == common[j]
-        if costs.even:
-            padded = costs.ranks * shares.most(j)
-            possible &= padded <= MOST_PADDED * sizes
-            sizes = padded
-        seconds = np.asarray(costs.fused.time(REDUCE_SCATTER, sizes), float)
+        padded = costs.ranks * shares.most(j)
+        possible = padded <= MOST_PADDED * (prefixes[0][j] - prefixes[0][:j])
+        possible &= common[:j] == common[j]
+        seconds = np.asarray(costs.fused.time(REDUCE_SCATTER, padded), float)
         return np.where(possible, seconds, np.inf)
 
     def costs_to(number: int, j: int) -> Floats:

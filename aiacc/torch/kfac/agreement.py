@@ -112,7 +112,7 @@ def agree_on_costs(layers: Sequence[FactoredModule], ranks: Ranks, solver: Solve
     table = inversion_table(dims, like, solver) if ranks.index == 0 else None
     table = broadcast_object(table, first, "kfac.inversions", ranks.process_set)
     costs = network(ranks.process_set, ranks.size, like.device)
-    return StageCosts(table, costs, gathered=True, even=True, square=solver.square)
+    return StageCosts(table, costs, gathered=True, square=solver.square)
 
 
 def execution_of(

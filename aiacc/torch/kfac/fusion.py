@@ -91,8 +91,7 @@ def by_plan(
 ) -> tuple[list[Fused], list[tuple[str, ...]]]:
     """Buckets of factors, and of gradients, so that the last one arrives soonest.
 
-    The exact plan of both queues (`aiacc.kfac.step`), with what a reduce-scatter costs whose parts
-    are as large as the largest.
+    The exact plan of both queues (`aiacc.kfac.step`).
 
     Args:
         factors: All that are sent; of one kind.
@@ -105,7 +104,7 @@ def by_plan(
     end_s = moments[-1].ready_s
     tensors = [Tensor(one.name, one.nbytes, "float32", one.ready_s, 0.0) for one in moments]
     trace = Trace("K-FAC", tuple(tensors), 0.0, end_s, "measured")
-    model = Costs(ranks, costs.inversion, costs.network, costs.network, costs.overlap, even=True)
+    model = Costs(ranks, costs.inversion, costs.network, costs.network, costs.overlap)
     buckets = plan_buckets(trace, model, INTERLEAVED, owners)
     named = {one.name for one in factors}
 

@@ -149,7 +149,7 @@ def found(cell: Cell, fused: CostModel, single: CostModel) -> list[Found]:
         single: Of operations of which many are issued at a time.
     """
     networks = [Shrunk(cost, cell.shrink) for cost in (fused, single)]
-    costs = Costs(cell.hosts, cell.inversion, *networks, overlap=1.0, even=True)
+    costs = Costs(cell.hosts, cell.inversion, *networks, overlap=1.0)
     model = cell.model
     return [*(methods.run(method, model, costs) for method in METHODS), methods.ours(model, costs)]
 

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -98,11 +99,14 @@ def simulated(dims, owners, ranks, costs, sent):
         for factor in [*own, *(f for f, owner in enumerate(owners) if owner is None)]:
             seconds = float(costs.inversion.seconds(dims[factor]))
             activities.append(Activity(f"{rank} {factor}", f"rank {rank}", (seconds,)))
-    operation = ALL_GATHER if costs.gathered else BROADCAST
     for number, factors in enumerate(sent):
-        nbytes = sum(packed_bytes(dims[factor]) for factor in factors)
+        parts = Counter()
+        for factor in factors:
+            parts[owners[factor]] += packed_bytes(dims[factor])
         after = tuple(f"{owners[factor]} {factor}" for factor in factors)
-        seconds = float(costs.network.time(operation, nbytes))
+        alike = ALL_GATHER, ranks * max(parts.values())
+        operation = alike if len(parts) > 1 else (BROADCAST, parts.total())
+        seconds = float(costs.network.time(*operation))
         activities.append(Activity(f"sent {number}", "network", (seconds,), after))
     return simulate(activities)
 
@@ -126,7 +130,7 @@ def test_gathered_inverses_are_cut_by_the_best_of_all_plans():
 
 def test_uneven_parts_lone_senders_and_eigenvectors_take_as_long_as_they_are_large():
     network = Affine(0.0, 1.0, {ALL_GATHER: (1.0, 1.0), BROADCAST: (0.0, 3.0)})
-    costs = StageCosts(Polynomial(1e-9, 0.0, 0.0), network, gathered=True, even=True)
+    costs = StageCosts(Polynomial(1e-9, 0.0, 0.0), network, gathered=True)
     small, large = packed_bytes(2), packed_bytes(4)
 
     # Of two parts as large as the larger one, instead of two broadcasts.
@@ -329,7 +333,7 @@ def test_bad_arguments_are_named(call, arguments, text):
 @pytest.mark.parametrize("beta", [1e-9, 1e-8, 3e-8])
 def test_of_many_equal_factors_as_many_get_owners_as_if_every_number_were_tried(beta):
     count = 5 * placement.TRIED
-    costs = StageCosts(Polynomial(1e-4, 0.0, 1e-9), Affine(1e-4, beta), gathered=True, even=True)
+    costs = StageCosts(Polynomial(1e-4, 0.0, 1e-9), Affine(1e-4, beta), gathered=True)
     dims = [100] * count
     every = placement.longest_first(dims, 4, costs.inversion)
     numbers = [(*every[:n], *(None,) * (count - n)) for n in range(count + 1)]

@@ -28,11 +28,11 @@ PROBED = table(1e-3, 1e-8, [4**n for n in range(5, 14)])
 def test_simulating_many_ranks(plan):
     chrome = plan.folder / "trace.json"
     options = ("--world", "4..16", "--planner", "per_tensor,optimal", "--chrome", chrome)
-    out = plan.out("simulate", "resnet50", "--net", "alpha=30e-6,gbit=10", *options)
-    assert [tuple(line.split()[:2]) for line in out.splitlines()[2:]] == [
-        (world, name) for world in ("4", "8", "16") for name in ("per_tensor", "optimal")
+    head, rows = plan.table("simulate", "resnet50", "--net", "alpha=30e-6,gbit=10", *options)
+    assert [row[:2] for row in rows] == [
+        [world, name] for world in ("4", "8", "16") for name in ("per_tensor", "optimal")
     ]
-    assert "simulated" in out.splitlines()[0]
+    assert "simulated" in head[0]
     assert json.loads(chrome.read_text())["traceEvents"]
 
 
@@ -45,6 +45,9 @@ def test_planners_and_worlds_count_once(plan):
     assert [row[:2] for row in rows] == expected
     rows = plan.rows("simulate", "vgg16", "--net", "10gbe-64")
     assert [row[1] for row in rows] == list(planners.ALL)
+    steps = {row[1]: (float(row[3]), float(row[4])) for row in rows}  # and bounds
+    assert steps["optimal"][0] == steps["optimal"][1]
+    assert steps["per_tensor"][1] < steps["lanes(4)"][1] <= steps["lanes(4)"][0]
 
 
 def test_a_plan_is_written_and_can_be_read(plan):
@@ -70,6 +73,10 @@ EXPLAINED = [
     ),
     (["--net", "10gbe-64", "--planner", "decoupled"], ["bucket 0:"]),
     (["--net", "alpha=30e-6,gbit=10", "--world", "64"], ["planned for 4 a (0.0151 s)"]),
+    (
+        ["--net", "alpha=30e-6,gbit=10", "--world", "1024", "--planner", "lanes(4)"],
+        ["; no plan of lanes(4) takes less than 3"],
+    ),
     (
         ["--net", "alpha=30e-6,gbit=10", "--world", "16", "--compression"],
         [
@@ -233,13 +240,14 @@ def test_the_published_cluster(plan):
         assert float(row[2]) == pytest.approx(seconds * 1e3, rel=0.1)
         assert float(row[7]) == pytest.approx(seconds * 1e3, abs=0.06)
     assert len(rows[3]) == 7
+    assert float(rows[3][2]) == pytest.approx(622, abs=1)  # by parts of one size, as they are sent
     assert float(rows[3][2]) < min(float(row[2]) for row in rows[:3])
     for row in rows:  # parts make up the step
         step, exposed, inverting, sending = map(float, row[2:6])
         assert step == pytest.approx(132.0 + 211.5 + exposed + inverting + sending, abs=0.3)
 
 
-def test_other_networks_numbers_of_ranks_and_overlaps(plan):
+def test_other_networks_numbers_of_ranks_overlaps_and_inversions(plan):
     head, rows = plan.table(*KFAC, "--net", "alpha=30e-6,gbit=10", "--world", "1,4")
     assert [row[0] for row in rows] == ["1"] * 4 + ["4"] * 4
     assert len({row[2] for row in rows[:4]}) == 1  # nothing to distribute
@@ -249,9 +257,6 @@ def test_other_networks_numbers_of_ranks_and_overlaps(plan):
     exposed = [float(plan.rows(*four, "--overlap", share)[2][3]) for share in ("0", "0.5", "1")]
     assert exposed == sorted(exposed, reverse=True)
     assert exposed[0] > exposed[2]
-
-
-def test_inversions_from_a_file(plan):
     path = plan.file("inversions.json", "[[64, 1e-4], [5000, 1e-4]]")
     rows = plan.rows(*KFAC, "--inversion", path)
     assert float(rows[0][4]) == pytest.approx(108 * 0.1, abs=0.06)
