@@ -161,8 +161,10 @@ PLANNERS = ("per_tensor", "threshold(25)", "mgwfbp_paper", "optimal")
 def test_the_file_has_what_the_planners_say(number):
     row, (model, network) = REPORT["steps"][number], planning.STEPS[number]
     trace, cost = models.trace_of(model), network_of(network).cost()
-    found = {name: planners.plan(name, trace, cost).predicted_s for name in PLANNERS}
-    assert found == pytest.approx({name: row["step_s"][name] for name in PLANNERS}, rel=1e-9)
+    plans = {name: planners.plan(name, trace, cost) for name in (*PLANNERS, "lanes(4)")}
+    found = {name: plan.predicted_s for name, plan in plans.items()}
+    assert found == pytest.approx({name: row["step_s"][name] for name in plans}, rel=1e-9)
+    assert plans["lanes(4)"].bound_s == pytest.approx(row["lanes_bound_s"], rel=1e-9)
 
 
 def test_efficiencies_equal_an_independent_computation():
