@@ -11,6 +11,7 @@ when the end of a prefix gets worse. The published rule (`mgwfbp`) looks at one 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -118,4 +119,5 @@ def optimal_k(problem: Problem, slack: float = SLACK) -> Plan:
         ends.append(at)
         at = int(choices[level][at])
         level -= not begins_run[at]
-    return planned(problem, "optimal_k", ends[::-1])
+    plan = planned(problem, "optimal_k", ends[::-1])
+    return replace(plan, bound_s=max(problem.trace.compute_s, best))
