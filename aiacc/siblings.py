@@ -105,7 +105,7 @@ def error_of_child(told: str, *, chosen: bool, alone: str = _ALONE) -> str:
         return ""
     who = told.partition(":")[0]
     # A program that outlives the shell in which a rank has started it is in the rank's session yet.
-    above = (*ancestors(), str(os.getsid(0)))
+    above = {*ancestors(), str(os.getsid(0))} - {str(os.getpid())}
     rank = next((pid for pid in above if _is_rank(pid, told)), None)
     if rank is None:
         child = next((pid for pid in _descendants() if _is_rank(pid, told)), None)

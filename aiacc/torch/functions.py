@@ -14,6 +14,7 @@ from aiacc.collectives.objects import allgather_object, broadcast_object
 from aiacc.exceptions import CollectiveError
 from aiacc.torch.adapter import check_moved, device_of, plain
 from aiacc.torch.decoupled import in_flight
+from aiacc.torch.decoupled.awaited import is_awaited
 from aiacc.torch.decoupled.optimizer import DecoupledDistributed
 from aiacc.torch.mpi_ops import broadcast_async_, synchronize
 from aiacc.torch.wrapped_optimizer import kept_shared
@@ -78,7 +79,7 @@ def _problem_of(named: list[tuple[Any, Any]]) -> str:
                 "use broadcast_object for it"
             )
         try:
-            if tensor is not None:
+            if tensor is not None and not is_awaited(tensor):
                 check_moved(tensor, label_of("broadcast", name))
         except ValueError as error:
             return str(error)

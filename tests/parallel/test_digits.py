@@ -70,7 +70,8 @@ def test_under_every_launcher(launcher, size):
 def test_the_readme_has_no_block_that_is_not_checked():
     assert {*LINES} == {"aiaccrun", "torchrun", "mpirun", "srun"}
     assert BUILD.endswith("&& cd aiacc\nmake demo\n")
-    demo = run_program(["make", "-n", "demo"], check=True).stdout.splitlines()[-1]
+    command = ["make", "--no-print-directory", "-n", "demo"]
+    demo = run_program(command, check=True).stdout.splitlines()[-1]
     assert demo.endswith(f"/{LINES['aiaccrun']}")
     assert all(line.startswith("pip install") for line in INSTALL.splitlines())  # check_pages.py
 

@@ -96,7 +96,7 @@ def test_the_most_that_a_cache_takes_and_its_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("size", "expected"),
     [
-        *((5, 5), (1.5, 1), ("5", 5), ("8GB", 8 * 10**9)),
+        *((5, 5), (5.0, 5), ("5", 5), ("8GB", 8 * 10**9)),
         *(("8 gib", 2**33), ("1.5k", 1500), ("2Mi", 2**21)),
     ],
 )
