@@ -35,7 +35,7 @@ def job_of_one():
     ("launcher", "size"),
     [
         ("aiaccrun", 2),
-        ("mpirun", 2),
+        pytest.param("mpirun", 2, marks=pytest.mark.nightly),
         pytest.param("torchrun", 2, marks=pytest.mark.nightly),
         pytest.param("srun", 2, marks=pytest.mark.nightly),
         pytest.param("openmpi", 2, marks=pytest.mark.nightly),
