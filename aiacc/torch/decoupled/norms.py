@@ -57,7 +57,7 @@ def spread_infinity(
     allreduce_(flag, None, "finite_gradients", Max, process_set=process_set)
     spreads = bool(flag.item())
     if spreads and not found and gradients:
-        gradients[0].view(-1)[:1].fill_(math.inf)
+        gradients[0].fill_(math.inf)  # whatever its strides
     return spreads
 
 

@@ -50,6 +50,7 @@ class _Wrapped(Together):
     def __init__(self, wrapper: Wrapper, named: bool = True, seed: int = 0) -> None:
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+        model[0].weight.data = model[0].weight.data.t().contiguous().t()  # so strided its gradient
         optimizer = hvd.DistributedOptimizer(
             wrapper.make_optimizer(model.parameters()),
             model.named_parameters() if named else None,
