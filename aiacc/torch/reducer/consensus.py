@@ -104,18 +104,21 @@ def check_optimizers(argument: str, identity: Identity | None, process_set: Proc
         )
 
 
-def check_alike(asked: Asked, process_set: ProcessSet) -> None:
-    """Whether all ranks were asked for the same.
+def check_alike(asked: Asked, process_set: ProcessSet) -> bool:
+    """Compare what the ranks were asked for.
 
     Collective: every rank of the process set; those that have joined agree with all.
     Blocks: until all have answered.
 
+    Returns:
+        Whether every rank knows that it is the same: none that has joined does, and asks later.
+
     Raises:
-        ValueError: On every rank, if they were not.
+        ValueError: On every rank, if they were asked for different things.
     """
     equal, ranks = _compared(asked, "asked_of_optimizers", process_set)
     if all(equal):
-        return
+        return ranks == process_set.size()
     named = [number for number, same in enumerate(equal) if not same]
     mine = " and ".join(asked[number] for number in named)
     root = first_rank(process_set)

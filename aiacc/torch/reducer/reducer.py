@@ -230,8 +230,7 @@ class GradientReducer:
                 ]
                 self.options.settle(self.options.process_set, others)
             if not self._alike:
-                check_alike(self.options.asked, self.options.process_set)
-                self._alike = True
+                self._alike = check_alike(self.options.asked, self.options.process_set)
             if self.options.sparse_as_dense:
                 self._tell_forms()
             if self._undecided:  # whatever failed here need not have failed on the other ranks

@@ -164,6 +164,17 @@ def test_parameters_have_names_by_position_if_nobody_names_them():
     assert list(optimizer._parameter_names.values()) == [f"allreduce.noname.0.{n}" for n in numbers]
 
 
+@on_ranks(2, 3)
+def test_a_rank_may_join_before_its_first_step():
+    sgd = NET._replace(make_optimizer=_sgd)
+    for options in ({}, {"sparse_as_dense": True}):
+        training = together(sgd, **options)
+        train(training, range(0 if hvd.rank() == 0 else 2))
+        last = hvd.join()
+        hvd.broadcast_parameters(training.model.state_dict(), root_rank=last)
+        check_same_everywhere(train(training, range(2, 4)).model)
+
+
 @on_ranks(2)
 def test_gradients_that_are_reduced_twice_are_warned_of():
     training = together(NET)
