@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from aiacc import _core, basics
 from aiacc.autotune.tuner import step_done
+from aiacc.collectives.objects import sums
 from aiacc.exceptions import CollectiveError, MismatchError
 from aiacc.planning.fit import Operation
 from aiacc.process_sets import has_company
@@ -37,6 +38,9 @@ from aiacc.torch.reducer.places import may_move
 from aiacc.torch.reducer.plan import Plan, Planner, singly
 from aiacc.torch.reducer.storage import own_memory
 from aiacc.torch.reducer.under_way import UnderWay, forget_what_is_done, leave
+
+#: By name, buckets about which the ranks disagree, and in what.
+Disputed: TypeAlias = dict[str, tuple[Bucket, MismatchError]]
 
 
 class GradientReducer:
@@ -216,10 +220,10 @@ class GradientReducer:
         failure = self._check_writes()
         failure = self._submit_missing() or failure
         _core.flush()
-        disputed: dict[str, tuple[Bucket, MismatchError]] = {}
+        disputed: Disputed = {}
         failure = self._wait(disputed) or failure
-        for name in sorted(disputed):
-            failure = self._reduce_anew(*disputed[name]) or failure
+        if disputed:
+            failure = self._reduce_anew(disputed) or failure
         self.reductions += 1
         forget_what_is_done()
         step_done()
@@ -360,34 +364,40 @@ class GradientReducer:
             stacklevel=2,
         )
 
-    def _reduce_anew(self, bucket: Bucket, error: MismatchError) -> Exception | None:
-        """Reduce a bucket about which the ranks disagree, if some miss its gradient, as others do.
+    def _reduce_anew(self, disputed: Disputed) -> Exception | None:
+        """Reduce buckets about which the ranks disagree, if some miss a gradient, as others do not.
 
-        Collective: every rank of the process set. Blocks.
+        Collective: every rank of the process set, with the same buckets. Blocks.
 
         Returns:
-            The failure, if that was not the reason.
+            The first failure of which that was not the reason.
         """
-        gradients, process_set, index = self._gradients, self.options.process_set, bucket.members[0]
-        mine = gradients.form(index) if bucket.single else Form(0, False)
+        gradients, process_set = self._gradients, self.options.process_set
+        errors = [disputed[name] for name in sorted(disputed)]
+        mine = [
+            gradients.form(bucket.members[0]) if bucket.single else Form(0, False)
+            for bucket, _ in errors
+        ]
         try:
-            (forms,) = forms_of([mine], f"form_of_gradient.{bucket.name}", process_set)
+            everyones = forms_of(mine, "forms_of_disputed_gradients", process_set)
         except (CollectiveError, ValueError):  # the first error says more
-            return with_remedy(error) if mine.dims else error
-        ranks = forms.sparse + forms.dense + forms.missing
-        if forms.mendable and ranks == process_set.size():
-            if mine.missing:
-                gradients.stand_in(index, forms.common or 0)
+            return with_remedy(errors[0][1]) if mine[0].dims else errors[0][1]
+        failure: Exception | None = None
+        for (bucket, error), form_here, forms in zip(errors, mine, everyones, strict=True):
+            ranks = forms.sparse + forms.dense + forms.missing
+            if not forms.mendable or ranks != process_set.size():
+                failure = failure or (with_remedy(error) if forms.sparse else error)
+                continue
+            if form_here.missing:
+                gradients.stand_in(bucket.members[0], forms.common or 0)
             try:
                 self._in_flight.append((bucket.start(), [], bucket))
-            except (CollectiveError, ValueError) as failure:
-                return failure
-            _core.flush()
-            again = self._wait()
-            if not isinstance(again, MismatchError):
-                return again
-            error = again
-        return with_remedy(error) if forms.sparse else error
+            except (CollectiveError, ValueError) as refused:
+                failure = failure or refused
+        _core.flush()
+        again: Disputed = {}
+        failure = self._wait(again) or failure
+        return failure or next((with_remedy(error) for _, error in again.values()), None)
 
     def _tell_forms(self) -> None:
         """Let optimizers of all ranks get sparse what was so on one. Collective.
@@ -396,9 +406,13 @@ class GradientReducer:
         does not know of it when it comes back.
         """
         gradients, process_set = self._gradients, self.options.process_set
-        untold = set(range(len(gradients.names))) - self._told
-        if not untold:
+        if len(self._told) == len(gradients.names):
             return
+        # Nobody may have any: of 6,000 that are frozen all would tell in every step.
+        come = any(i not in self._told and not gradients.form(i).missing for i in self._hooks)
+        if sums([come + gradients.expected], "news_of_gradients", process_set) == [0]:
+            return
+        untold = set(range(len(gradients.names))) - self._told
         order = sorted(untold, key=gradients.names.__getitem__)
         mine = [
             Form(gradients.made_dense.get(index, 0), gradients.form(index).missing)
@@ -413,9 +427,7 @@ class GradientReducer:
             if came and came + forms.missing == process_set.size():
                 self._told.add(index)
 
-    def _wait(
-        self, disputed: dict[str, tuple[Bucket, MismatchError]] | None = None
-    ) -> Exception | None:
+    def _wait(self, disputed: Disputed | None = None) -> Exception | None:
         """The first failure, or None. What an interrupt leaves can be waited for again.
 
         Buckets about which the ranks disagree come to ``disputed``, if that is given.

@@ -186,16 +186,21 @@ def test_gradients_that_are_reduced_twice_are_warned_of():
 
 @on_ranks(2, 3)
 def test_a_gradient_of_another_shape_fails_the_step_on_every_rank():
-    """And the next step works."""
+    """And one that a rank misses does not, though its form is disputed too; the next step works."""
     rows = 3 if hvd.rank() == 0 else 2
     odd, fine = nn.Parameter(torch.ones(rows)), nn.Parameter(torch.ones(2))
+    table = nn.Embedding(3, 1, sparse=True)
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([odd, fine], 0.1), [("odd", odd), ("fine", fine)]
+        torch.optim.SGD([odd, fine, table.weight], 0.1),
+        [("odd", odd), ("fine", fine), ("table", table.weight)],
     )
-    (odd.sum() + fine.sum()).backward()
+    used = [table(torch.tensor([1])).sum()] * (hvd.rank() > 0)
+    sum([odd.sum(), fine.sum(), *used]).backward()
     with pytest.raises(aiacc.MismatchError, match="odd"):
         optimizer.step()
     assert torch.equal(fine.detach(), torch.ones(2))
+    average = torch.tensor([[0.0], [1 - 1 / hvd.size()], [0.0]])
+    torch.testing.assert_close(table.weight.grad.to_dense(), average)
     optimizer.zero_grad()
     odd.data = torch.ones(2)
     fine.sum().backward()
