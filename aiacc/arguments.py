@@ -179,7 +179,7 @@ RULES: dict[str, Rule] = {
     "process_set": Rule(
         "a ProcessSet",
         _is_process_set,
-        remedy="make one of ranks by add_process_set, or leave it out for all ranks",
+        remedy="make one with add_process_set, or leave it out for all ranks",
     ),
     "root_rank": Rule(
         "the number of a rank, 0 or more", is_whole, lambda rank: 0 <= rank < _MOST_RANKS
@@ -189,7 +189,7 @@ RULES: dict[str, Rule] = {
         lambda tensors: isinstance(tensors, Iterable) and not hasattr(tensors, "shape"),
         remedy="wrap it in a list",
     ),
-    "handle": Rule("what an operation ending in _async has returned", is_whole),
+    "handle": Rule("the handle that an operation ending in _async returned", is_whole),
     "process_set_id": whole(0),
     "ignore_name_scope": FLAG,
     "device_dense": or_none(TEXT),

@@ -76,15 +76,15 @@ def be_no_rank() -> None:
 os.register_at_fork(after_in_child=be_no_rank)
 
 
-#: What a program does that a rank starts, and that is none.
+#: What to do for a program that a rank starts and that is no rank.
 _ALONE = (
-    "set AIACC_RANK=0 and AIACC_SIZE=1 for a program that a rank starts to be alone, or start it "
-    "by a launcher of its own, without AIACC_RANK, AIACC_SIZE and AIACC_ADDR"
+    "to run the program alone set AIACC_RANK=0 and AIACC_SIZE=1 for it, or start it by a launcher "
+    "of its own, without AIACC_RANK, AIACC_SIZE and AIACC_ADDR"
 )
 #: The same for one whose ranks meet in the store that torchrun's variables name.
 ALONE_IN_TORCH = (
-    "give init_process_group of a program that a rank starts store=torch.distributed.HashStore(), "
-    "rank=0 and world_size=1 for it to be alone, or start it by a torchrun of its own"
+    "to run the program alone give its init_process_group store=torch.distributed.HashStore(), "
+    "rank=0 and world_size=1, or start it by a torchrun of its own"
 )
 
 

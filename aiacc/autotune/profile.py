@@ -147,8 +147,8 @@ def unused(path: str) -> str:
     return (
         f"AIACC_PROFILE: {path} was not written, since no DistributedOptimizer or "
         "DistributedGradientTape has reduced gradients (expected one: DistributedDataParallel and "
-        "single operations are not recorded); record with one, whose trace is good for plans of "
-        "DistributedDataParallel, too, or leave it out"
+        "single operations are not recorded); record with one, whose trace serves for plans of "
+        "DistributedDataParallel, or unset AIACC_PROFILE"
     )
 
 

@@ -56,10 +56,9 @@ class Tuner:
             return ""
         if self._steps == 0:
             return (
-                "AIACC_AUTOTUNE: the number of lanes was not looked for, since no "
-                "DistributedOptimizer of torch has ended a step (DistributedDataParallel, "
-                "TensorFlow and single operations tell of none); set AIACC_LANES, for which "
-                "aiaccrun --netcheck has advice"
+                "AIACC_AUTOTUNE: no number of lanes was tried, since no DistributedOptimizer of "
+                "torch has ended a step (expected one: steps of DistributedDataParallel and "
+                "TensorFlow are not seen); set AIACC_LANES, as aiaccrun --netcheck advises"
             )
         return (
             f"AIACC_AUTOTUNE: the number of lanes was not found in {self._steps} steps (expected "
@@ -80,8 +79,8 @@ def start(rank: int, lanes: int) -> None:
         _tuner = Tuner(lanes)
     elif rank == 0:
         _nothing = (
-            "AIACC_AUTOTUNE: there was 1 lane, and so nothing to find (expected 2 ranks or more, "
-            "and no AIACC_LANES=1)"
+            "AIACC_AUTOTUNE: there was 1 lane, so nothing to tune (expected 2 ranks or more, and "
+            "no AIACC_LANES=1)"
         )
 
 

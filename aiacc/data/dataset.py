@@ -79,7 +79,7 @@ class CachedDataset:
 
     Raises:
         TypeError: An argument of a wrong type.
-        ValueError: Another that is none of these, or a dataset that cannot be described.
+        ValueError: Another wrong argument, or a dataset that cannot be described.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class CachedDataset:
 
         Raises:
             TypeError: An argument of a wrong type.
-            ValueError: Another that is none of these, or nodes of different sizes without
+            ValueError: Another wrong argument, or nodes of different sizes without
                 ``topology``; shard "neighbour" in a job of another size, or without memory; sample
                 0 is another one here than for other processes with an equal fingerprint.
             Exception: What the dataset raised.

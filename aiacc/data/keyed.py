@@ -42,7 +42,7 @@ class CachedKeys:
 
     Raises:
         TypeError: ``read`` is no function, or another argument of a wrong type.
-        ValueError: Another argument that is none of these.
+        ValueError: Another wrong argument.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class CachedIterable:
 
     Raises:
         TypeError: An argument of a wrong type.
-        ValueError: Another that is none of these.
+        ValueError: Another wrong argument.
     """
 
     def __init__(

@@ -65,7 +65,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
 
     Raises:
         TypeError: An argument of a wrong type.
-        ValueError: Another bad argument.
+        ValueError: Another wrong argument.
     """
     arguments.check(locals(), gradtape=arguments.of(tf.GradientTape, "a tf.GradientTape"))
     del device_dense, device_sparse

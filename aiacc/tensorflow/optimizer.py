@@ -64,7 +64,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         TypeError: An argument of a wrong type.
-        ValueError: Another bad argument.
+        ValueError: Another wrong argument.
     """
     given = locals()
     arguments.check(given)

@@ -45,7 +45,7 @@ _WRAPPERS = {
     "full_tensor": "use tensor.to_local() for this rank's part, or tensor.full_tensor()",
     "get_mask": "use tensor.get_data() and tensor.get_mask()",
     "trigger_wait": "use tensor.wait()",
-    "fake_mode": "use a real one, for this one only stands for it while torch traces",
+    "fake_mode": "use a real tensor, for this one only stands for it while torch traces",
 }
 
 
@@ -110,7 +110,7 @@ def _problem(tensor: torch.Tensor, carriers: Carriers) -> str:
             "module.to_empty(device=...) or torch.empty_like(tensor, device=...)"
         )
     if lacks_memory(tensor):
-        remedy = "use tensor.clone() before that is freed, and call this outside of torch.func"
+        remedy = "use tensor.clone() before it is freed, and call this outside of torch.func"
         if kind not in _PLAIN:
             found = (text for name, text in _WRAPPERS.items() if hasattr(tensor, name))
             remedy = next(found, "use the tensors that it wraps")
@@ -142,8 +142,8 @@ def _problem(tensor: torch.Tensor, carriers: Carriers) -> str:
     if tensor.is_conj():
         change, remedy = "conjugate", "resolve_conj"
     return (
-        f"a view whose memory has the {change} values, as of .conj() "
-        f"(expected one that has its own values); use tensor.{remedy}()"
+        f"a lazy view, whose memory has the {change} values "
+        f"(expected one whose memory has its own values); use tensor.{remedy}()"
     )
 
 

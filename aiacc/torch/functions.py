@@ -133,7 +133,7 @@ def broadcast_optimizer_state(
         model: Its sparse embeddings get no gradients.
 
     Raises:
-        TypeError: ``optimizer`` is none, or another argument of a wrong type.
+        TypeError: An argument of a wrong type.
         ValueError: The optimizer is LBFGS, or has other parameter groups than the root's.
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """

@@ -92,20 +92,20 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             optimizer.step()
 
     Collective: every rank wraps an optimizer of the same parameters, and makes its optimizers in
-        the same order: gradients of two optimizers are told apart by it, whatever their names.
+        the same order, by which gradients of two optimizers are told apart, whatever their names.
 
     Args:
         optimizer: Optimizer to wrap. Use only the returned one from now on; it shares the state
             and the parameter groups.
         named_parameters: (name, parameter) for every parameter of ``optimizer``; the names pair
-            the gradients of the ranks, and those of another optimizer may be equal. Default: names
-            by position.
+            the gradients of the ranks; another optimizer may have the same. Default: names by
+            position.
         compression: Form in which gradients travel: one of `Compression`; the name of a codec of
             `aiacc.compression.codecs`, such as "int8" or "mstopk:density=0.01"; or a `Policy`,
             which also says which gradients are compressed (default: of two dimensions and 16,384
             elements at least), from which step on, and what becomes of what is lost. "auto": some
-            steps measure what 16 bits or int8, which cost no accuracy, would save on this network;
-            what is faster stays, and says so. "auto:int8+mstopk" chooses from these, by time alone.
+            steps measure what bf16 or int8 would save on this network; the fastest stays, and a
+            line says so. "auto:int8+mstopk" chooses between these, by time alone.
         backward_passes_per_step: Passes whose gradients are accumulated before each reduction.
         op: Average, Sum, Min, Max or Product; or Adasum, which combines the changes that the ranks
             would make to the parameters, in `step`.
@@ -153,7 +153,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         TypeError: An argument of a wrong type.
-        ValueError: Another bad argument, or aiacc is not initialised.
+        ValueError: Another wrong argument, or aiacc is not initialised.
     """
     arguments.check(
         locals(), optimizer=arguments.OPTIMIZER, model=arguments.or_none(arguments.MODULE)
@@ -415,7 +415,7 @@ def _name_parameters(
         if hasattr(parameter, "full_tensor"):
             raise ValueError(
                 f"parameter {name_of[parameter]!r} is a {type(parameter).__name__} (expected one "
-                "that has its own memory): FSDP2 and tensor parallelism reduce the gradients of "
-                "theirs; use the optimizer as it is"
+                "with memory of its own): FSDP2 and tensor parallelism reduce its gradient "
+                "themselves; use the optimizer as it is"
             )
     return [(name_of[parameter], parameter) for parameter in parameters]

@@ -91,8 +91,8 @@ class ReducingOptimizer(ScaledOptimizer):
         if under_way:
             raise AssertionError(
                 "zero_grad() was called after backward() and before step() or synchronize() "
-                "(expected after one of them, or while backward passes are accumulated): the "
-                "gradients are being reduced"
+                "(expected after one of them, or while backward passes are accumulated); call one "
+                "of them first, since the gradients are being reduced"
             )
 
     @staticmethod

@@ -196,7 +196,11 @@ _OF_RATES = {
     "momentum_correction": arguments.FLAG,
     "steps_per_epoch": arguments.or_none(arguments.number(0)),
     "warmup_epochs": arguments.number(0),
-    "verbose": arguments.Rule("0 or 1", lambda value: value in (0, 1, 2)),
+    "verbose": arguments.Rule(
+        "0, 1 or 2",
+        lambda value: isinstance(value, bool) or arguments.is_whole(value),
+        lambda value: 0 <= value <= 2,
+    ),
 }
 
 

@@ -43,8 +43,8 @@ def _accept_argument_of_keras_2(model_class: Any) -> None:
     def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.pop("experimental_run_tf_function", None) is not None:
             warnings.warn(
-                "experimental_run_tf_function has no effect with Keras 3 (expected in Keras 2, "
-                "where Horovod's optimizer needed it); leave it out",
+                "experimental_run_tf_function has no effect with Keras 3 (only Keras 2 had it, and "
+                "Horovod's optimizer needed it there); leave it out",
                 stacklevel=2,
             )
         return original(self, *args, **kwargs)

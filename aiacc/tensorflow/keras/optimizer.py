@@ -85,8 +85,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         TypeError: An argument of a wrong type.
-        ValueError: Another bad argument. In the first step, on every rank: the ranks have different
-            plans, or one has not the plan's variables.
+        ValueError: Another wrong argument. In the first step, on every rank: the ranks have
+            different plans, or one has not the plan's variables.
     """
     arguments.check(locals())
     del device_dense, device_sparse

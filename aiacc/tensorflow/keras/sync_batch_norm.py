@@ -45,7 +45,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
                 several axes, virtual_batch_size and adjustment.
 
         Raises:
-            TypeError: ``process_set`` is none.
+            TypeError: ``process_set`` is no ProcessSet.
             ValueError: One that is excepted, or ``fused``.
         """
         arguments.check({"process_set": process_set})

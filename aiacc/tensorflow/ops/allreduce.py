@@ -65,7 +65,7 @@ def allreduce(
 
     Raises:
         TypeError: Argument of a wrong type.
-        ValueError: Other bad argument.
+        ValueError: Other wrong argument.
         NotImplementedError: In a function that XLA compiles; `tf.IndexedSlices` with another op or
             with factors.
         tf.errors.OpError: The operation failed: FailedPreconditionError if the ranks disagree about

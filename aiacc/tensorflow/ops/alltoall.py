@@ -39,7 +39,7 @@ def alltoall(
 
     Raises:
         TypeError: Argument of a wrong type.
-        ValueError: Other bad argument.
+        ValueError: Other wrong argument.
         NotImplementedError: In a function that XLA compiles.
         tf.errors.OpError: The operation failed: InvalidArgumentError for splits that do not fit,
             FailedPreconditionError if the ranks disagree about it.

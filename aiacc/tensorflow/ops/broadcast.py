@@ -42,7 +42,7 @@ def broadcast(
 
     Raises:
         TypeError: Argument of a wrong type.
-        ValueError: Other bad argument.
+        ValueError: Other wrong argument.
         NotImplementedError: In a function that XLA compiles.
         tf.errors.OpError: The operation failed: FailedPreconditionError if the ranks disagree about
             it.
@@ -79,7 +79,7 @@ def broadcast_(
 
     Raises:
         TypeError: Argument of a wrong type.
-        ValueError: Other bad argument; a variable of no numbers, such as of strings.
+        ValueError: Other wrong argument; a variable of no numbers, such as of strings.
         tf.errors.OpError: The operation failed for a variable, and none is assigned.
     """
     arguments.check(locals(), variables=arguments.of(Iterable, "a list of variables"))

@@ -55,7 +55,7 @@ def reducescatter(
 
     Raises:
         TypeError: Argument of a wrong type.
-        ValueError: Other bad argument.
+        ValueError: Other wrong argument.
         CollectiveError: Another op. (Horovod raises the same class.)
         NotImplementedError: In a function that XLA compiles.
         tf.errors.OpError: The operation failed: InvalidArgumentError for a tensor without

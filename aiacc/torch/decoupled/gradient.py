@@ -14,9 +14,9 @@ class Unreduced(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Raise ValueError."""
         raise ValueError(
-            "schedule='decoupled': gradients in optimizer.param_groups are used, which are not "
-            "reduced yet (expected optimizer.clip_grad_norm_, or synchronize() before); call that, "
-            "or use schedule='all_reduce'"
+            "schedule='decoupled': gradients in optimizer.param_groups are used before they are "
+            "reduced (expected synchronize() or optimizer.clip_grad_norm_() first); call one of "
+            "them, or use schedule='all_reduce'"
         )
 
 
@@ -29,9 +29,9 @@ class Reduced(torch.Tensor):
         name = str(getattr(func, "__name__", func))
         if name.endswith("norm"):
             raise ValueError(
-                f"schedule='decoupled': {name} of gradients in optimizer.param_groups (expected "
-                "optimizer.clip_grad_norm_: a rank has a part of them, and would clip by a norm of "
-                "its own); use that, or schedule='all_reduce'"
+                f"schedule='decoupled': {name} of gradients in optimizer.param_groups, which are a "
+                "part of the model's (expected optimizer.clip_grad_norm_, whose norm is that of "
+                "all ranks); use that, or schedule='all_reduce'"
             )
         parent: Any = super()
         return parent.__torch_function__(func, types, args, kwargs or {})

@@ -63,7 +63,7 @@ class HookState:
                 called by the order in which they are seen, ``parameter.0`` and so on.
 
         Raises:
-            TypeError: ``process_set`` is none.
+            TypeError: ``process_set`` is no ProcessSet.
             ValueError: ``compression`` is none of the core's own forms; no names.
         """
         remedy = 'for a codec register HookState(compression="int8")'

@@ -60,8 +60,8 @@ class Limit(NamedTuple):
         return CollectiveTimeoutError(
             f"[torch] {self.operation}: {whom} did not come within its timeout of "
             f"{self.seconds if after_s is None else after_s:g} s (expected the same operations in "
-            "the same order on every rank of the group); look what that rank does instead, or pass "
-            "a longer timeout="
+            "the same order on every rank of the group); look at what that rank does instead, or "
+            "pass a longer timeout="
         )
 
 

@@ -102,8 +102,8 @@ class KFAC:
     ) -> None:
         """Hook the layers of ``model``: linear ones, convolutions and embeddings.
 
-        A KFAC that has hooks in one of them is detached, for a layer has factors once: make that
-        again, too, if it is for other layers.
+        A KFAC that already has hooks in one of them is detached, since a layer has one set of
+        factors: make it again if it is for other layers, too.
 
         Numbers marked * may be functions of the number of the step, which is from 0.
 
@@ -114,7 +114,7 @@ class KFAC:
             optimizer: Any of torch but LBFGS, or a DistributedOptimizer of one. Another one than
                 that has to be given gradients of all ranks, as DistributedDataParallel does.
             lr: * Learning rate, for ``kl_clip``; that of the optimizer's groups if not given.
-            damping: * Added to A (x) G. It is what has to be tuned: 0.001 to 0.1.
+            damping: * Added to A (x) G. It is what has to be tuned: 3e-5 to 1.
             decay: * Weight of the old running mean; the first step's factors are the first mean.
             kl_clip: * Gradients are scaled down so that a step changes predictions no more than so;
                 None: not at all.
@@ -153,7 +153,7 @@ class KFAC:
 
         Raises:
             ValueError: A bad argument, or a model without any such layer.
-            TypeError: ``optimizer`` is none, or an argument is of no type that it may have.
+            TypeError: An argument of a wrong type.
         """
         self._optimizer = check_optimizer(optimizer)
         check_type("model", model, nn.Module)
@@ -345,10 +345,10 @@ class KFAC:
 
     def detach(self) -> None:
         """Remove the hooks, and leave what sets were formed; `step` is an error from now on."""
-        self._detach("by detach()")
+        self._detach("detach() was called")
 
-    def _detach(self, how: str) -> None:
-        self._detached = self._detached or how
+    def _detach(self, why: str) -> None:
+        self._detached = self._detached or why
         self._capture.detach()
         self._fuser.detach()
         self._ranks.leave()
@@ -359,14 +359,14 @@ class KFAC:
             reference = _owners.get(layer.module)
             other = None if reference is None else reference()
             if other is not None and not other._detached:
-                other._detach(f"for another KFAC has been made, of layer {layer.name!r} too")
+                other._detach(f"another KFAC was made of layer {layer.name!r}")
             _owners[layer.module] = weakref.ref(self)
 
     def _check_attached(self) -> None:
         if self._detached:
             raise ValueError(
-                f"K-FAC is detached {self._detached} (expected the one whose hooks the model has); "
-                "call the newer one, or make a new one"
+                f"K-FAC is detached: {self._detached} (expected one whose hooks the model has); "
+                "use the newer KFAC, or make a new one"
             )
 
     # --- parts of a step

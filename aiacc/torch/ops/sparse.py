@@ -140,8 +140,8 @@ def empty_like(parameter: torch.Tensor, sparse_dim: int) -> torch.Tensor:
 def with_remedy(error: MismatchError) -> MismatchError:
     """``error`` about a sparse tensor, which says what helps."""
     return MismatchError(
-        f"{error}. (Of sparse tensors indices and values are gathered, as a group with a tensor "
-        "without rows for each extent.) Give sparse tensors of the same size, dtype and number of "
-        "sparse dimensions on every rank, or reduce dense ones: tensor.to_dense(), "
+        f"{error}. (A sparse tensor travels as a group: its indices, its values, and an empty "
+        "tensor for each of its dimensions.) Give sparse tensors of the same size, dtype and "
+        "number of sparse dimensions on every rank, or reduce dense ones: tensor.to_dense(), "
         "DistributedOptimizer(..., sparse_as_dense=True)"
     )

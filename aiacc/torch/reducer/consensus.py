@@ -89,18 +89,18 @@ def check_optimizers(argument: str, identity: Identity | None, process_set: Proc
     """
     which = "" if identity is None else identity.described(process_set)
     (same_operations, same), _ = _compared([argument, which], "optimizers", process_set)
-    again = "after shutdown() and init() if this job goes on, for gradients are still under way"
+    here = f"on rank {basics.rank()}"
+    again = "after shutdown() and init() if the job goes on, since gradients are still under way"
     if not same_operations:
         raise ValueError(
-            f"DistributedOptimizer: {argument} on this rank and another schedule or op on another "
+            f"DistributedOptimizer: {argument} {here}, and another schedule or op on another rank "
             f"(expected the same on every rank); pass the same schedule and op everywhere, {again}"
         )
     if not same:
         raise ValueError(
             f"DistributedOptimizer: this step is of optimizer {which.split()[0]} of {process_set} "
-            "here, counted as they were made, and of another one on another rank (expected the "
-            "same); make the same optimizers on every rank in the same order, and let their first "
-            f"steps have one order, {again}"
+            f"{here}, counted as they were made, and of another one on another rank (expected the "
+            f"same); make optimizers, and take their first steps, in one order everywhere, {again}"
         )
 
 

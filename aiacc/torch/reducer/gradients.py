@@ -246,9 +246,9 @@ def too_many_passes(name: str, passes: int) -> AssertionError:
     """A gradient came once more than the optimizer was told."""
     return AssertionError(
         f"gradient of {name!r} was computed more than backward_passes_per_step={passes} times "
-        "before step() (expected at most so many); increase backward_passes_per_step to accumulate "
+        "before step() (expected no more); increase backward_passes_per_step to accumulate "
         "gradients locally; if fewer passes came before, as at the end of an epoch, call "
         "optimizer.step() or optimizer.zero_grad() after them; if torch.utils.checkpoint runs a "
-        "module twice, pass it use_reentrant=False; let go of another DistributedOptimizer of the "
-        "same parameters"
+        "module twice, pass it use_reentrant=False; if another DistributedOptimizer has the same "
+        "parameters, delete it"
     )

@@ -48,3 +48,8 @@ def test_each_wrong_argument_is_refused(front, name):
     if "op" in parameters_of(function):
         right["op"] = "None 5" if "average" in parameters_of(function) else "5 -1"
     assert unexplained(function, given, right) == []
+
+
+def test_a_number_out_of_range_is_a_value_error():
+    with pytest.raises(ValueError, match=r"verbose=3 \(expected 0, 1 or 2\)"):
+        callbacks.LearningRateWarmupCallback(1.0, verbose=3)

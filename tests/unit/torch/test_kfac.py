@@ -209,7 +209,7 @@ def test_a_second_one_of_a_layer_takes_off_the_hooks_of_the_first():
     model, sgd, first = training()
     _, _, of_a_part = training(model, skip_layers=["0"])
     backward(model)
-    with pytest.raises(ValueError, match=r"detached for another KFAC .* of layer '2'"):
+    with pytest.raises(ValueError, match=r"detached: another KFAC .* of layer '2'"):
         first.step()
     sgd.zero_grad()
     _, _, last = training(model)
