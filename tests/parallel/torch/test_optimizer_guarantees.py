@@ -151,7 +151,7 @@ def _clipping_by_param_groups_is_that_of_all_ranks_or_refused(make):
     training.synchronize()
     if is_part:
         for norm in (clip, lambda: parameters[0].grad.data.norm(2)):
-            with pytest.raises(ValueError, match=r"optimizer.clip_grad_norm_: a rank has a part"):
+            with pytest.raises(ValueError, match="a part of the model.*clip_grad_norm_, whose"):
                 norm()
     elif _reduces(training):
         assert hvd.allgather(clip().reshape(1)).unique().numel() == 1
