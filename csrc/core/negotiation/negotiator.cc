@@ -245,8 +245,9 @@ void Negotiator::take_request(SharedRequest&& shared, RoundOutcome& outcome) {
     free_slot(*slot);
   }
   Waiting& waiting = waiting_[key];
+  const bool again = waiting.arrived.meets(ranks);
   ranks.for_each([&](int rank) {
-    if (waiting.arrived.has(rank)) {
+    if (again && waiting.arrived.has(rank)) {
       throw Error(Code::kInternal,
                   "[negotiation] rank " + std::to_string(rank) + " submitted '" +
                       label_of(key.first, key.second) + "' twice before it was ready");
