@@ -15,6 +15,10 @@ namespace {
 /// be of use to it.
 constexpr int kLongGrace = 20;
 
+/// So much takes little longer than the two thread switches that a caller saves by moving it
+/// itself. Among process sets it may: a lane of another rank may be taken by a unit of another set.
+constexpr std::uint64_t kOwnBytes = std::uint64_t{256} << 10;
+
 /// A lost lane connection is a symptom; how long the control plane has to name the cause.
 constexpr std::chrono::milliseconds kCauseGrace{300};
 
@@ -43,7 +47,10 @@ void Coordinator::drive_for(const Operation& operation, Clock::time_point deadli
     return;
   }
   Lanes& lanes = dispatcher_.lanes();
-  lanes.keep_for(operation);
+  if (!operation.request.on_gpu()) {  // whose units wait for what the framework has queued there
+    const bool is_short = !has_sets_.load() && operation.request.total_bytes() <= kOwnBytes;
+    lanes.keep_for(operation, is_short ? kOwnBytes : 0);
+  }
   plane_.claim();
   try {
     while (true) {

@@ -35,7 +35,8 @@ Lanes::Lanes(int numbered, const Run& run, const Prepare& prepare) {
 void Lanes::push(Unit& unit) {
   Lane* lane = lanes_[unit.plan.lane].get();
   const auto is_wanted = [this](const Piece& piece) { return piece.operation == kept_for_; };
-  if (lane == lanes_.back().get() &&
+  const bool is_short = lane == lanes_.back().get() || unit.plan.bytes <= kept_bytes_;
+  if (kept_ == nullptr && is_short &&
       std::any_of(unit.pieces.begin(), unit.pieces.end(), is_wanted)) {
     kept_ = lane;
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -29,11 +30,14 @@ class Lanes {
   /// Gives a unit to the lane that it is planned for, and an old one back. The progress thread's.
   void push(Unit& unit);
 
-  /// A caller that waits for `operation` runs its unit on the express lane itself instead of waking
-  /// that lane's worker: until `take_kept`, the lane is kept for it if such a unit is pushed. Units
-  /// on other lanes may take long, and the caller has signals to look after. The progress thread's,
-  /// like the next two.
-  void keep_for(const Operation& operation) { kept_for_ = &operation; }
+  /// A caller that waits for `operation` runs a unit of it itself instead of waking a lane's
+  /// worker: until `take_kept`, the lane of the first one on the express lane, or of at most
+  /// `bytes`, is kept for it. Others may take long, and the caller has signals to look after. The
+  /// progress thread's, like the next two.
+  void keep_for(const Operation& operation, std::uint64_t bytes) {
+    kept_for_ = &operation;
+    kept_bytes_ = bytes;
+  }
   /// Wakes the lane that is kept, if it is.
   void start_kept();
   /// The lane that is kept, or null; whoever calls has to `help` it before it waits for anything.
@@ -52,8 +56,9 @@ class Lanes {
 
  private:
   std::vector<std::unique_ptr<Lane>> lanes_;
-  const Operation* kept_for_ = nullptr;  ///< the progress thread's
-  Lane* kept_ = nullptr;                 ///< the same
+  const Operation* kept_for_ = nullptr;  ///< the progress thread's, like what follows
+  std::uint64_t kept_bytes_ = 0;
+  Lane* kept_ = nullptr;
 };
 
 }  // namespace aiacc

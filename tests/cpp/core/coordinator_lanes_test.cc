@@ -128,10 +128,12 @@ TEST(CoordinatorLanes, ASlowLaneIsRelieved) {
   });
 }
 
+constexpr std::int64_t kMany = 5 * kElements;  // more than a caller moves itself
+
 /// Rounds are those that a wait begins, and waits look around 32 times a second.
 CoordinatorWorld waiting_world(Gate& gate) {
   CoordinatorWorld world = world_with(gate);
-  world.options.parameters.unit_bytes = 1 << 17;  // so that nothing shares the unit of kElements
+  world.options.parameters.unit_bytes = 1 << 19;  // so that nothing shares the unit of kMany
   world.options.linger = world.options.patience = std::chrono::hours(1);
   world.options.peer_timeout_s = 1;
   return world;
@@ -143,8 +145,8 @@ TEST(CoordinatorWaits, EndWithTheirOwnOperation) {
   std::promise<void> returned;
   with_coordinators(waiting_world(gate), [&](int rank, RankParts& parts) {
     Coordinator& coordinator = *parts.coordinator;
-    std::vector<float> data(kElements, 1);
-    const Handle x = submit(coordinator, make_request("x", {kElements}), data.data(), data.data());
+    std::vector<float> data(kMany, 1);
+    const Handle x = submit(coordinator, make_request("x", {kMany}), data.data(), data.data());
     coordinator.flush();
     if (rank == 0) {
       gate.await(1);
@@ -161,17 +163,22 @@ TEST(CoordinatorWaits, EndWithTheirOwnOperation) {
   });
 }
 
-/// A waiting thread runs no unit that may take long, be it of its own operation, for it has signals
-/// to look after, or of another one.
+/// A waiting thread runs no unit that may take long, nor many, be it of its own operation, for it
+/// has signals to look after, or of another one.
 TEST(CoordinatorWaits, AreNotHeldByALane) {
-  for (const bool is_its_own : {false, true}) {
+  for (const std::uint64_t unit_bytes : {1U << 16, 1U << 19, 0U}) {
     Gate gate(false);
-    with_coordinators(waiting_world(gate), [&](int rank, RankParts& parts) {
+    CoordinatorWorld world = waiting_world(gate);
+    const bool is_its_own = unit_bytes > 0;
+    if (is_its_own) {
+      world.options.parameters.unit_bytes = unit_bytes;
+    }
+    with_coordinators(world, [&](int rank, RankParts& parts) {
       Coordinator& coordinator = *parts.coordinator;
-      std::vector<float> data(kElements, 1);
+      std::vector<float> data(kMany, 1);
       float value = 1;
       const Handle held =
-          submit(coordinator, make_request("held", {kElements}), data.data(), data.data());
+          submit(coordinator, make_request("held", {kMany}), data.data(), data.data());
       const Handle other = submit(coordinator, make_request("other", {1}), &value, &value);
       if (rank == 0 && is_its_own) {
         coordinator.wait(held, [&] { gate.open(); });
@@ -183,6 +190,24 @@ TEST(CoordinatorWaits, AreNotHeldByALane) {
       finish(coordinator, other);
     });
   }
+}
+
+/// Two thread switches would take longer.
+TEST(CoordinatorWaits, MoveWhatIsShortThemselves) {
+  CoordinatorWorld world;
+  world.size = 1;
+  world.options.linger = std::chrono::hours(1);
+  world.options.parameters.unit_bytes = 1 << 20;
+  std::thread::id mover;
+  world.before = [&](int, int, std::size_t) { mover = std::this_thread::get_id(); };
+  with_coordinators(world, [&](int, RankParts& parts) {
+    for (const std::int64_t elements : {std::int64_t{1}, kElements}) {
+      std::vector<float> data(static_cast<std::size_t>(elements), 1);
+      const Request request = make_request("x", {elements});
+      finish(*parts.coordinator, submit(*parts.coordinator, request, data.data(), data.data()));
+      EXPECT_EQ(mover, std::this_thread::get_id()) << elements << " elements";
+    }
+  });
 }
 
 }  // namespace

@@ -135,5 +135,25 @@ TEST(Staging, WaitReturnsWhileTheGpuIsStillBusy) {
   });
 }
 
+/// What the framework has queued before a tensor may take long, and a caller looks after signals.
+TEST(Staging, AWaitIsNotHeldByTheGpu) {
+  FakeCuda cuda;
+  CoordinatorWorld world;
+  world.options.staging = [&]() -> const CudaDriver& { return cuda.driver(); };
+  world.options.linger = std::chrono::hours(1);
+  world.options.peer_timeout_s = 1;
+  cuda.hold();
+  with_coordinators(world, [&](int, RankParts& parts) {
+    std::vector<float> tensor(1000, 1);
+    Request request = make_request("held", {1000});
+    request.device = 0;
+    const Handle handle = submit(*parts.coordinator, request, tensor.data(), tensor.data());
+    parts.coordinator->wait(handle, [&] { cuda.release(); });
+    cuda.drain();  // it is done when the copies back are queued
+    EXPECT_EQ(tensor, std::vector<float>(1000, 2));
+    parts.coordinator->release(handle);
+  });
+}
+
 }  // namespace
 }  // namespace aiacc
