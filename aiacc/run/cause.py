@@ -36,6 +36,8 @@ def first_cause(endings: Sequence[Ending]) -> Ending | None:
     own = [ending for ending in failed if not ending.asked]
     told = [ending for ending in failed if ending.asked and ending.last_words]
     reasons = [ending for ending in own + told if not is_consequence(ending.last_words)]
+    # One that a signal has interrupted is the cause, too, if others say that they have lost it.
+    reasons += [ending for ending in own if ending.rank in named_ranks(own)]
     return next(iter(reasons if own else []), own[0] if own else None)
 
 

@@ -305,6 +305,7 @@ _LOST = "aiacc.exceptions.PeerLostError: lost rank 1"
         ([(1, False, _LOST), (128 + signal.SIGKILL, False, "")], 1),
         # Killed because it did not end when it was asked.
         ([(1, False, _LEFT), (128 + signal.SIGKILL, True, "")], 0),
+        ([(1, False, _LEFT), (128 + signal.SIGINT, False, "KeyboardInterrupt")], 1),
     ],
 )
 def test_which_rank_is_the_cause(ended, rank):
