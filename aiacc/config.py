@@ -60,6 +60,9 @@ class TorchrunEnvironment:
         return f"RANK={self.rank}, WORLD_SIZE={self.size}"
 
 
+_EXPLICIT = ("AIACC_RANK", "AIACC_SIZE", "HOROVOD_RANK", "HOROVOD_SIZE")
+
+
 @dataclass(frozen=True)
 class MpiEnvironment:
     """What mpirun told this process. ``local_rank`` and ``local_size`` may be `UNKNOWN`."""
@@ -117,6 +120,8 @@ class LauncherEnvironment:
     slurm: SlurmEnvironment | None = None
     #: Of the mpirun of another flavour, which is not nearer than ``mpi``.
     other_mpi: MpiEnvironment | None = None
+    #: As that of torchrun, of what the user has set.
+    explicit_distance: int = 0
 
 
 def launcher_environment(
@@ -142,6 +147,7 @@ def launcher_environment(
         mpi=mpi,
         slurm=_slurm(environ, lineage),
         other_mpi=other_mpi,
+        explicit_distance=_distance(environ, lineage, *_EXPLICIT),
     )
 
 

@@ -49,7 +49,8 @@ def select_provider(environment: LauncherEnvironment, config: Config) -> Provide
     """
     generation = GENERATIONS.next()
     launcher = launcher_of(environment)
-    explicit = _explicit(config, generation, launcher)
+    left = launcher is not None and environment.explicit_distance > launcher.distance
+    explicit = _explicit(config, generation, launcher, left=left)
     if explicit is not None:
         return explicit
     leftovers = warning_about_leftovers(environment)
@@ -208,7 +209,10 @@ def _slurm(slurm: SlurmEnvironment, config: Config, generation: int) -> Provider
     )
 
 
-def _explicit(config: Config, generation: int, launcher: Launcher | None) -> Provider | None:
+def _explicit(
+    config: Config, generation: int, launcher: Launcher | None, *, left: bool
+) -> Provider | None:
+    """What the user has set; ``left``: before the launcher came, for another job perhaps."""
     rank, size = int(config["rank"]), int(config["size"])
     address, path = str(config["addr"]), str(config["rendezvous_file"])
     if rank == UNKNOWN and size == UNKNOWN:
@@ -228,7 +232,10 @@ def _explicit(config: Config, generation: int, launcher: Launcher | None) -> Pro
             f"{contradiction} (expected equal); unset AIACC_RANK and AIACC_SIZE, or start as many "
             "processes as AIACC_SIZE says"
         )
-    if contradiction and rank == 0 and size > 1 and launcher is not None and launcher.size > 1:
+    divided = launcher is not None and launcher.size > 1
+    # To be alone is what a rank asks of the programs that it starts, but not of all ranks.
+    tells = rank == 0 if size > 1 else left and launcher is not None and launcher.rank == 0
+    if contradiction and divided and tells:
         _log.warning("%s; the former counts, because AIACC_* say everything", contradiction)
     if launcher is not None and not complete and not (address or path):
         return None  # it says the same

@@ -12,11 +12,11 @@ from aiacc.config import UNKNOWN, SlurmEnvironment, launcher_environment
 from aiacc.exceptions import BootstrapError
 
 
-def choose(variables, **changes):
+def choose(variables, lineage=(), **changes):
     """The provider of a process with these variables of launchers, and settings; closed."""
     numbers = dict.fromkeys(("rank", "size", "local_rank", "local_size"), -1)
     unset = numbers | dict.fromkeys(("addr", "token", "rendezvous_file"), "")
-    provider = select_provider(launcher_environment(variables), unset | changes)
+    provider = select_provider(launcher_environment(variables, lineage), unset | changes)
     provider.close()
     return provider
 
@@ -169,6 +169,15 @@ def test_complete_settings_count_and_rank_0_says_so(rank, caplog):
     choose(HYDRA, rank=rank, size=4, addr="127.0.0.1:1")
     said = "AIACC_SIZE=4, but mpirun says 2 processes; the former counts" in caplog.text
     assert said == bool(caplog.text) == (rank == 0)
+
+
+@pytest.mark.parametrize("name", ["AIACC", "HOROVOD"])
+def test_being_alone_is_said_if_it_was_set_before_the_launcher_came(name, caplog):
+    alone, launcher = given(f"{name}_RANK=0 {name}_SIZE=1"), HYDRA | {"PMI_RANK": "0"}
+    choose(launcher | alone, [launcher | alone, launcher], rank=0, size=1)
+    assert not caplog.text
+    choose(launcher | alone, [launcher | alone, alone], rank=0, size=1)
+    assert "AIACC_SIZE=1, but mpirun says 2 processes; the former counts" in caplog.text
 
 
 def test_generations_only_grow_backoff_ends_and_ranks_are_listed():
