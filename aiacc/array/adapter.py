@@ -150,7 +150,7 @@ def _view_of(array: Any, what: str, moved: bool) -> tuple[View, bool]:
         if device_arrays.is_on_device(array):
             return _device_view_of(array, what, moved)
         if hasattr(array, "__dlpack__"):
-            array = np.from_dlpack(array)
+            array = _exported(array, what)
         elif isinstance(array, bool | int | float | list | tuple):
             array = _array_of(array, what)
         else:
@@ -159,13 +159,35 @@ def _view_of(array: Any, what: str, moved: bool) -> tuple[View, bool]:
                 "NumPy's array interface, the CUDA array interface or DLPack); convert it with "
                 "numpy.asarray, or use broadcast_object or allgather_object for objects"
             )
+    if hasattr(array, "filled"):
+        raise ValueError(
+            f"[array] {what}: masked array (expected one without a mask, which would not travel); "
+            "use array.filled(...)"
+        )
     view = np.asarray(array)
     code, behind = _carrier_of(view.dtype, what, moved)
     if not view.flags.c_contiguous:
         raise _strided(view.shape, view.strides, what)
     address = view.__array_interface__["data"][0]
     made = View(view, address, view.shape, view.dtype, code, -1, 0, behind)
-    return made, view.flags.writeable
+    return made, view.flags.writeable and not isinstance(array, np.generic)  # of which it is a copy
+
+
+def _exported(array: Any, what: str) -> Array:
+    """NumPy's view of what has DLPack, if that has a word for it."""
+    kind = type(array).__name__
+    if hasattr(array, "is_neg") and array.is_neg():  # torch exports it as it lies in memory
+        raise ValueError(
+            f"[array] {what}: {kind} whose memory has the negated values, as of .conj().imag "
+            "(expected one that has its own values); use tensor.resolve_neg()"
+        )
+    try:
+        return np.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"[array] {what}: {kind} that NumPy does not take: {error} (expected one for "
+            "numpy.from_dlpack); use the front-end of its library, such as aiacc.torch"
+        ) from error
 
 
 def _array_of(numbers: Any, what: str) -> Array:
