@@ -7,7 +7,6 @@ the call of `check`.
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -72,7 +71,7 @@ def is_whole(value: object) -> bool:
     """Whether it is an integer, of Python, NumPy or a framework, and no bool."""
     try:
         operator.index(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):  # tensors have it, whatever they hold
+    except (TypeError, ValueError, RuntimeError, AttributeError):  # of tensors, whatever they hold
         return False
     return not isinstance(value, bool)
 
@@ -80,11 +79,15 @@ def is_whole(value: object) -> bool:
 def is_number(value: object) -> bool:
     """Whether it is a real number, of Python, NumPy or a framework, and no bool or text.
 
-    Arrays and tensors of one element are.
+    Arrays and tensors of one element are, unless that is complex.
     """
     if isinstance(value, bool | str) or not hasattr(value, "__float__"):
         return False
-    return math.prod(getattr(value, "shape", ())) == 1
+    try:
+        float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # of several, or symbolic
+        return False
+    return True
 
 
 def is_flag(value: object) -> bool:
@@ -182,7 +185,9 @@ RULES: dict[str, Rule] = {
         remedy="make one with add_process_set, or leave it out for all ranks",
     ),
     "root_rank": Rule(
-        "the number of a rank, 0 or more", is_whole, lambda rank: 0 <= rank < _MOST_RANKS
+        "the number of a rank, 0 or more",
+        is_whole,
+        lambda rank: 0 <= operator.index(rank) < _MOST_RANKS,
     ),
     "tensors": Rule(
         "a list of tensors",

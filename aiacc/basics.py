@@ -50,7 +50,7 @@ def init(
     Blocks: until all ranks have come, at most AIACC_CONNECT_TIMEOUT_S.
 
     Args:
-        comm: None, a list of all ranks, or an MPI communicator of all ranks.
+        comm: None or [], a list of all ranks, or an MPI communicator of all ranks.
         process_sets: Process sets to register, the same on every rank; or "dynamic", which is how
             it always is: they can be added at any time.
 
@@ -272,7 +272,7 @@ def _warn_about_horovods_variables() -> None:
 
 def _check_comm(comm: Sequence[int] | object | None) -> None:
     """Raise ValueError unless ``comm`` stands for all ranks of the job."""
-    if comm is None:
+    if comm is None or (isinstance(comm, list) and not comm):  # as Horovod means them
         return
     everyone = list(range(_core.size()))
     size = getattr(comm, "Get_size", None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import SupportsFloat
 
 from aiacc import arguments
 from aiacc.exceptions import CollectiveError
@@ -103,8 +102,9 @@ def gradient_factors(op: int, gradient_predivide_factor: float) -> tuple[float, 
         ValueError: A factor that nothing can be divided by; or divided before the sum, but not an
             average.
     """
-    factor: object = gradient_predivide_factor  # a user's
-    if not isinstance(factor, SupportsFloat) or not 0 < abs(float(factor)) < math.inf:
+    factor = gradient_predivide_factor
+    is_number = arguments.RULES["prescale_factor"].is_kind(factor)
+    if not (is_number and 0 < abs(float(factor)) < math.inf):
         raise ValueError(
             f"gradient_predivide_factor={factor!r} (expected a finite number that is "
             "not 0); leave it out to divide after the sum"

@@ -196,5 +196,5 @@ def _prepare(
             root,
             splits,
         )
-    except (TypeError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise arguments.explained(error, locals()) from None

@@ -7,7 +7,7 @@ import warnings
 import zlib
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, SupportsFloat
+from typing import Any
 
 import torch
 
@@ -60,6 +60,12 @@ from aiacc.torch.reducer.storage import flat_buckets, own_memory
 
 #: Small enough for the first bucket to leave early, large enough to be cut into parallel units.
 DEFAULT_BUCKET_BYTES = 8 << 20
+_BUCKET_BYTES = arguments.Rule(
+    "a positive number of bytes",
+    arguments.is_number,
+    lambda number: bool(number > 0),
+    f"leave it out for {DEFAULT_BUCKET_BYTES >> 20} MiB",
+)
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -156,7 +162,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         ValueError: Another wrong argument, or aiacc is not initialised.
     """
     arguments.check(
-        locals(), optimizer=arguments.OPTIMIZER, model=arguments.or_none(arguments.MODULE)
+        locals(),
+        optimizer=arguments.OPTIMIZER,
+        model=arguments.or_none(arguments.MODULE),
+        bucket_bytes=_BUCKET_BYTES,
     )
     prescale_factor, postscale_factor = gradient_factors(op, gradient_predivide_factor)
     set_id(process_set)  # refuses one that is not registered
@@ -186,7 +195,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     wish = check_wish(plan) if isinstance(plan, str) else None
     if plan is not None and wish is None:
         check_kind(plan)
-    _check_bucket_bytes(bucket_bytes)
     if schedule == DECOUPLED:
         if isinstance(plan, str):
             raise ValueError(
@@ -198,7 +206,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 f"schedule='decoupled' with compression={given} (expected Compression.none: a "
                 "reduce-scatter sends gradients as they are); use schedule='all_reduce'"
             )
-        model = check_arguments(optimizer, model, op, groups, gradient_as_bucket_view, bucket_bytes)
+        model = check_arguments(optimizer, model, op, groups, gradient_as_bucket_view)
         if plan is not None:
             _check_plan(plan, None, named, schedule)
         decoupled = options(
@@ -350,14 +358,6 @@ def _check_buckets(groups: object) -> None:
         raise ValueError(
             "gradient_as_bucket_view=True and groups are given (expected at most one of them, for "
             "buckets are groups); leave out one"
-        )
-
-
-def _check_bucket_bytes(bucket_bytes: object) -> None:
-    if not isinstance(bucket_bytes, SupportsFloat) or not float(bucket_bytes) > 0:
-        raise ValueError(
-            f"bucket_bytes={bucket_bytes!r} (expected a positive number of bytes); leave it out "
-            f"for {DEFAULT_BUCKET_BYTES >> 20} MiB"
         )
 
 

@@ -139,12 +139,38 @@ def test_what_the_table_refuses(name, wrong):
     assert " ".join(label for label in VALUES if refused(name, VALUES[label])) == wrong
 
 
+@pytest.mark.parametrize("name", ["bucket_bytes", "gradient_predivide_factor"])
+@pytest.mark.parametrize(
+    "wrong", [np.str_("z"), np.ones(2), torch.tensor([1j]), torch.ones(1, device="meta")]
+)
+def test_what_only_looks_like_a_number_is_none(name, wrong):
+    with pytest.raises((TypeError, ValueError), match=rf"^{name}=.*\(expected a "):
+        hvd.DistributedOptimizer(SGD, **{name: wrong})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: hvd.allgather(ROWS, ROWS),
+        lambda: hvd.allreduce_(ROWS.clone(), name=ROWS),
+        lambda: hvd.allreduce_(ROWS.clone(), postscale_factor=ROWS),
+        lambda: hvd.allreduce(ROWS, prescale_factor=ROWS),
+        lambda: aiacc.array.broadcast(1.0, 0, ROWS),
+    ],
+)
+def test_a_tensor_is_refused_in_the_place_of_another_argument(call):
+    with pytest.raises(TypeError, match=r"(?s)^(name|\w+_factor)=tensor\(.* \(expected a "):
+        call()
+
+
 def test_what_horovod_takes_is_taken():
     for given in (
         {"root_rank": np.int64(0), "op": np.int32(1), "seed": torch.tensor(3), "average": 1},
         {"prescale_factor": np.float32(2), "lr": torch.tensor(0.1), "average": np.bool_(True)},
     ):
         arguments.check(given)
+    aiacc.shutdown()
+    aiacc.init([])
     total = hvd.allreduce(ROWS, op=np.int64(1), prescale_factor=np.float32(2))
     assert torch.equal(total, 2 * ROWS)
     assert torch.equal(hvd.allreduce_(ROWS.clone(), op=np.int64(1), name=np.str_("n")), ROWS)

@@ -14,6 +14,8 @@ from aiacc.tensorflow import node
 from aiacc.tensorflow.ops.allreduce import average_for_gradient
 from aiacc.tensorflow.ops.topology import rank_op
 
+_VARIABLES = arguments.RULES["tensors"]._replace(expected="a list of variables")
+
 
 @node.plain
 def broadcast(
@@ -82,7 +84,7 @@ def broadcast_(
         ValueError: Other wrong argument; a variable of no numbers, such as of strings.
         tf.errors.OpError: The operation failed for a variable, and none is assigned.
     """
-    arguments.check(locals(), variables=arguments.of(Iterable, "a list of variables"))
+    arguments.check(locals(), variables=_VARIABLES)
     listed = list(variables)
     for variable in listed:
         if not hasattr(variable, "assign"):

@@ -21,7 +21,6 @@ def check_arguments(
     op: int,
     groups: object,
     gradient_as_bucket_view: bool,
-    bucket_bytes: int,
 ) -> nn.Module:
     """``model`` itself.
 
@@ -47,8 +46,6 @@ def check_arguments(
             "schedule='decoupled' with gradient_as_bucket_view=True (expected False: gradients are "
             "views of buckets in any case); leave it out"
         )
-    if bucket_bytes <= 0:
-        raise ValueError(f"bucket_bytes={bucket_bytes} (expected a positive number)")
     check_elementwise(optimizer)
     return model
 

@@ -83,7 +83,7 @@ def allreduce_async_(
         handle = _in_place(tensor, name, number, op, prescale_factor, postscale_factor)
         if handle is None:  # on a GPU, or of an older torch, or refused
             handle = _start_in_place(tensor, name, number, op, prescale_factor, postscale_factor)
-    except (TypeError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         given = {"op": op, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
         raise arguments.explained(error, given) from None
     pending[handle] = (wait, (tensor,), tensor, None)

@@ -93,7 +93,7 @@ def test_ranks_with_different_models_are_told(what):
 def test_ranks_with_different_schedules_are_told():
     schedule = "decoupled" if hvd.rank() == 1 else "all_reduce"
     training = start(schedule=schedule)
-    text = rf"schedule='{schedule}' on this rank and .* after shutdown\(\) and init\(\) if this job"
+    text = rf"'{schedule}' on rank {hvd.rank()}, and .* after shutdown\(\) and init\(\) if the job"
     training.refused(partial(train, batches=[0]), text)
     hvd.shutdown()
     hvd.init()

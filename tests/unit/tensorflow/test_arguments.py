@@ -53,3 +53,16 @@ def test_each_wrong_argument_is_refused(front, name):
 def test_a_number_out_of_range_is_a_value_error():
     with pytest.raises(ValueError, match=r"verbose=3 \(expected 0, 1 or 2\)"):
         callbacks.LearningRateWarmupCallback(1.0, verbose=3)
+
+
+def test_what_horovod_takes_is_taken():
+    assert hvd.broadcast(ROWS, tf.constant(0)).shape == ROWS.shape
+
+
+def test_a_tensor_is_no_rank_and_no_list():
+    with pytest.raises(TypeError, match=r"^root_rank=.* \(expected the number of a rank"):
+        hvd.broadcast(ROWS, tf.constant(1.5))
+    with pytest.raises(
+        TypeError, match=r"(?s)^variables=.* \(expected a list of variables\); wrap"
+    ):
+        hvd.broadcast_variables(tf.Variable(ROWS), 0)
