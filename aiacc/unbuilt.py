@@ -14,9 +14,11 @@ def explain(error: ImportError, package: Path | None = None) -> None:
             raise ImportError(_why(folder)) from None
     elif error.path is not None and Path(error.path).name.startswith("_core."):
         # The loader names the library that it did not find, or what it misses in it.
+        what = f"libaiacc_core.so of the same build beside it); {_again(folder)}"
+        if "failed to map" in str(error):
+            what = "room for it); raise the limit of address space (ulimit -v), or get more memory"
         raise ImportError(
-            f"{error.path} cannot be loaded: {error} (expected libaiacc_core.so of the same build "
-            f"beside it); {_again(folder)}",
+            f"{error.path} cannot be loaded: {error} (expected {what}",
             name="aiacc._core",
             path=error.path,
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import secrets
 import selectors
@@ -118,7 +119,9 @@ class Job:
                 preexec_fn=_die_with_parent,
             )
         except OSError as error:
-            self._say(f"rank {rank} could not be started: {error}")
+            remedy = "; raise the limit of open files (ulimit -n), or start fewer ranks"
+            full = error.errno in (errno.EMFILE, errno.ENFILE)
+            self._say(f"rank {rank} could not be started: {error}{remedy if full else ''}")
             self._result = 127 if isinstance(error, FileNotFoundError) else 126
             return False
         finally:

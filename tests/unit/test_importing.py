@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aiacc import _core
+from aiacc import _core, unbuilt
 from tests.support.programs import ROOT, run_program
 
 FRAMEWORKS = ("torch", "tensorflow", "keras", "tf_keras", "jax", "mxnet", "mpi4py")
@@ -86,3 +86,9 @@ def test_a_core_whose_library_cannot_be_loaded(clone, library, installed):
     remedy = "install aiacc again" if installed else f"run `make build` in {clone}"
     assert remedy in lines[-1]
     assert any(line.startswith("ImportError: ") and cause in line for line in lines[:-1])
+
+
+def test_a_core_for_which_there_is_no_room():
+    text = "/a/_core.so: failed to map segment from shared object"
+    with pytest.raises(ImportError, match=r"failed to map.*\(ulimit -v\)"):
+        unbuilt.explain(ImportError(text, path="/a/_core.so"))

@@ -1,5 +1,6 @@
 """Real processes, small ones: what the ranks see, and what is left of them."""
 
+import errno
 import fcntl
 import io
 import os
@@ -14,6 +15,7 @@ import sys
 import termios
 from contextlib import ExitStack, suppress
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
@@ -92,6 +94,13 @@ def test_program_that_cannot_be_started(capfd):
     code = run_local(2, ("/nowhere/program",), lambda *_: {})
     assert code == 127
     assert "rank 0 could not be started" in capfd.readouterr().err
+
+
+def test_a_launcher_without_descriptors_says_what_to_do(capfd, monkeypatch):
+    full = Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
+    monkeypatch.setattr(subprocess, "Popen", full)
+    assert run_local(2, ("program",), lambda *_: {}) == 126
+    assert "Too many open files; raise the limit of open files (ulimit" in capfd.readouterr().err
 
 
 PRINT_PID = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
