@@ -54,6 +54,7 @@ class Profile:
         self._process_set = process_set
         self._record = record
         self._recorder: Recorder | None = record()
+        self._writes = process_set.rank() == 0
         self._steps = 0
         self._complete = False
         atexit.register(_end, weakref.ref(self))
@@ -77,12 +78,12 @@ class Profile:
         self._complete = True
         self._detach()
         trace = slowest_of_all(recorder, self._path.stem, self._process_set)
-        if trace is not None and self._process_set.rank() == 0:
+        if trace is not None and self._writes:
             self._write(trace)
 
     def end(self) -> None:
         """Note no more, and tell of a file that is not written therefore. Idempotent."""
-        if self._recorder is not None and not self._complete:
+        if self._recorder is not None and not self._complete and self._writes:
             sys.stderr.write(
                 f"aiacc: {self._path} was not written: {self._steps} steps (expected "
                 f"{WARM_UP + COUNTED}); train for more, or leave out --profile (AIACC_PROFILE)\n"
@@ -100,6 +101,7 @@ class Profile:
         self._steps = 0
         if wanted(self._process_set):
             self._recorder = self._record()
+            self._writes = self._process_set.rank() == 0
 
     def _give_up(self) -> None:
         """After a join: ranks came to it with different numbers of steps, and count no more."""
