@@ -101,7 +101,7 @@ class Output:
         if not self._drops_interrupts:
             return [line]
         if self._traceback is None:
-            if not text.startswith(_TRACEBACK):
+            if not text.startswith((_TRACEBACK, *_LINKS)):
                 return [line] if text else []
             self._traceback = []
         self._traceback.append(line)

@@ -173,8 +173,14 @@ def test_tagged_output_and_exit_code():
 WAITS = "import time\ndef wait(): print('ready', flush=True); time.sleep(60)\nwait()"
 
 
-def test_an_interrupt_is_one_line():
-    with aiaccrun(3, WAITS, text=True) as job:
+WAITS_IN_TRY = (
+    WAITS.removesuffix("wait()") + "try:\n    wait()\nfinally:\n    raise KeyboardInterrupt"
+)
+
+
+@pytest.mark.parametrize("program", [WAITS, WAITS_IN_TRY])
+def test_an_interrupt_is_one_line(program):
+    with aiaccrun(3, program, text=True) as job:
         for _ in range(3):
             assert job.stdout.readline() == "ready\n"
         job.send_signal(signal.SIGINT)
