@@ -6,6 +6,7 @@ other code is described: its instructions, its constants, and what it names else
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import importlib.util
@@ -13,6 +14,7 @@ import os
 import sys
 import types
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -65,7 +67,7 @@ def installed_name(value: Any) -> str:
     """The name of something that is installed, and the version of its package."""
     is_module = isinstance(value, types.ModuleType)
     module = value.__name__ if is_module else value.__module__
-    version = getattr(sys.modules.get(module.partition(".")[0]), "__version__", "")
+    version = _version_of(module.partition(".")[0])
     return f"{module}.{'' if is_module else value.__qualname__} {version}"
 
 
@@ -184,6 +186,16 @@ def _is_users_module(value: Any) -> bool:
 def is_standard(value: Any) -> bool:
     """Whether a function belongs to Python's own library."""
     return str(value.__module__).partition(".")[0] in sys.stdlib_module_names
+
+
+@functools.cache
+def _version_of(package: str) -> str:
+    """As it says itself, or else as it was installed; "" of what has none, as Python's own."""
+    version = getattr(sys.modules.get(package), "__version__", "")
+    if not version:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            version = metadata.version(package)
+    return str(version)
 
 
 @functools.cache

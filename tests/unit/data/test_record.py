@@ -30,6 +30,7 @@ import PIL.Image
 import pytest
 import torch
 
+from aiacc.data.described import program
 from aiacc.data.fingerprint import fingerprint_of, key_of, named
 from aiacc.data.record import MOST_NESTED, RecordError, decode, encode
 from tests.support.programs import run_program
@@ -366,6 +367,23 @@ def test_code_and_what_it_names_count(text, monkeypatch):
         return fingerprint_of(Files(transform=module.f))
 
     assert found("64") == found("64") != found("96")
+
+
+def test_a_package_that_says_no_version_has_that_of_its_installation(tmp_path, monkeypatch):
+    found = []
+    for version in ("1", "2"):
+        place = tmp_path / version / "site-packages"
+        info = place / f"crops_of_test-{version}.dist-info" / "METADATA"
+        info.parent.mkdir(parents=True)
+        info.write_text(f"Name: crops_of_test\nVersion: {version}\n")
+        monkeypatch.syspath_prepend(place)
+        module = types.ModuleType("crops_of_test")
+        module.__file__ = str(place / "crops_of_test.py")
+        exec("def crop(im): ...", vars(module))
+        monkeypatch.setitem(sys.modules, "crops_of_test", module)
+        program._version_of.cache_clear()
+        found.append(fingerprint_of(Files(transform=module.crop)))
+    assert found[0] != found[1]
 
 
 @pytest.mark.parametrize(
