@@ -20,14 +20,21 @@ class Unreduced(torch.Tensor):
         )
 
 
+#: Functions of all elements, of which norms are made, besides those that are called norms.
+_OF_ALL = {
+    *("sum", "mean", "max", "min", "amax", "amin", "prod", "std", "var", "std_mean", "var_mean"),
+    *("dot", "vdot", "inner", "einsum", "_foreach_max"),
+}
+
+
 class Reduced(torch.Tensor):
-    """A reduced gradient of a segment, of which there is no norm that counts."""
+    """A reduced gradient of a segment, of which there is no norm or sum that counts."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``func``, unless that is a norm: ValueError."""
+        """Call ``func``, unless that is a norm, or what one is made of: ValueError."""
         name = str(getattr(func, "__name__", func))
-        if name.endswith("norm"):
+        if name.endswith("norm") or name in _OF_ALL:
             raise ValueError(
                 f"schedule='decoupled': {name} of gradients in optimizer.param_groups, which are a "
                 "part of the model's (expected optimizer.clip_grad_norm_, whose norm is that of "

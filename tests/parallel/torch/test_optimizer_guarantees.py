@@ -150,7 +150,8 @@ def _clipping_by_param_groups_is_that_of_all_ranks_or_refused(make):
     training.backward(1)
     training.synchronize()
     if is_part:
-        for norm in (clip, lambda: parameters[0].grad.data.norm(2)):
+        first = parameters[0].grad
+        for norm in (clip, lambda: first.data.norm(2), lambda: first.pow(2).sum(), first.abs().max):
             with pytest.raises(ValueError, match="a part of the model.*clip_grad_norm_, whose"):
                 norm()
     elif _reduces(training):
