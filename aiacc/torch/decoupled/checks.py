@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from aiacc.collectives.reduce_ops import Average, Sum, name_of_op
+from aiacc.torch.adapter import address_of
 from aiacc.torch.decoupled.classes import check_elementwise
 from aiacc.torch.reducer.gradients import NamedParameters
 
@@ -70,10 +71,12 @@ class _Span(NamedTuple):
 
 
 def check_apart(model: nn.Module, named: NamedParameters) -> None:
-    """Raise ValueError if the memory of a parameter in ``named`` overlaps another tensor's.
+    """Raise ValueError if a parameter in ``named`` has no memory, or overlaps another tensor.
 
     They get other memory; a frozen parameter or a buffer of ``model`` would keep the old one.
     """
+    for name, parameter in named:
+        address_of(parameter, f"parameter {name!r}")
     own = {id(parameter) for _, parameter in named}
     others = chain(model.named_parameters(), model.named_buffers())
     spans = [_span(name, parameter, True) for name, parameter in named if parameter.numel()]

@@ -148,7 +148,7 @@ def test_misuse_is_told_and_changes_nothing():
 
 
 @on_ranks(2)
-def test_parameters_that_share_memory_are_refused():
+def test_parameters_without_memory_of_their_own_are_refused():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight.data = model[0].weight.data
     text = r"'0.weight' and '1.weight' overlap in memory"
@@ -162,6 +162,10 @@ def test_parameters_that_share_memory_are_refused():
     with pytest.raises(ValueError, match=r"overlap in memory"):
         wrap(model)
     model.bias = torch.zeros(1)
+    bare = nn.Linear(300, 300)
+    bare.weight.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"parameter 'weight': Parameter .* no memory of its own"):
+        wrap(bare)
     optimizer = wrap(model)
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
