@@ -264,4 +264,5 @@ def _distribute(received: torch.Tensor, outputs: Tensors) -> None:
     flat = received.reshape(-1)
     parts = torch.split(flat, [output.numel() for output in outputs])
     for part, output in zip(parts, outputs, strict=True):
+        address_of(output, "an output")  # copies do not ask
         output.detach().copy_(part.reshape(output.shape))

@@ -198,6 +198,14 @@ def _disagree(rank, size):
     assert tensor.item() == size
     with pytest.raises(ValueError, match=r"tensor of dtype torch\.float8"):
         dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn))
+    freed = torch.ones(300 * size)
+    freed.untyped_storage().resize_(0)
+    for operation, rows in (
+        (dist.all_gather_into_tensor, 300),
+        (dist.all_to_all_single, 300 * size),
+    ):
+        with pytest.raises(ValueError, match="no memory of its own"):
+            operation(freed, torch.ones(rows))
 
 
 @in_group(*ONE_TO_THREE)
