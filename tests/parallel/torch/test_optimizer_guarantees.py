@@ -152,7 +152,7 @@ def _clipping_by_param_groups_is_that_of_all_ranks_or_refused(make):
     if is_part:
         first = parameters[0].grad
         for norm in (clip, lambda: first.data.norm(2), lambda: first.pow(2).sum(), first.abs().max):
-            with pytest.raises(ValueError, match="a part of the model.*clip_grad_norm_, whose"):
+            with pytest.raises(ValueError, match=r"a part of the model.*clip_grad_norm_, whose"):
                 norm()
     elif _reduces(training):
         assert hvd.allgather(clip().reshape(1)).unique().numel() == 1
