@@ -255,4 +255,4 @@ def test_large_gradients_are_finite():
     (model.weight * factors).sum().backward()
     optimizer.synchronize()
     given = [part.grad for part in optimizer.param_groups[0]["params"] if part.grad is not None]
-    assert [float(part.max()) for part in given] == [pytest.approx([1e38, 0.0][hvd.rank()])]
+    assert [max(part.tolist()) for part in given] == [pytest.approx([1e38, 0.0][hvd.rank()])]
