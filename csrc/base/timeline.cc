@@ -315,10 +315,12 @@ void Timeline::start(const std::string& path, bool mark_rounds) {
     mark_rounds_.store(mark_rounds);
     return;
   }
-  const int file = open(name.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  // Opening a FIFO that nobody reads would wait for a reader; writing to one may wait.
+  const int file = open(name.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0644);
   if (file < 0) {
     throw system_error(Code::kInvalidArgument, "[timeline] cannot write '" + name + "'", errno);
   }
+  fcntl(file, F_SETFL, O_WRONLY);
   end();
   path_ = name;
   mark_rounds_.store(mark_rounds);
