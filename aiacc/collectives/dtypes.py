@@ -21,7 +21,7 @@ DTYPE_CODES: dict[str, int] = {
 }
 
 #: Of what moves as bytes: how many dimensions of extent 1 follow, so that ranks whose dtypes are
-#: not the same disagree about a shape. Others have none.
+#: not the same disagree about a shape. Complex numbers have one, others none.
 _TOLD_APART = (
     "float8_e4m3fn",
     "float8_e5m2",
@@ -46,6 +46,6 @@ def carrier_of(name: str, item_bytes: int) -> tuple[int, tuple[int, ...]]:
     """
     part = f"float{item_bytes * 4}"
     if name.startswith("complex") and part in DTYPE_CODES:
-        return DTYPE_CODES[part], (2,)
+        return DTYPE_CODES[part], (2, 1)
     ones = _TOLD_APART.index(name) + 1 if name in _TOLD_APART else 0
     return DTYPE_CODES["uint8"], (item_bytes, *(1,) * ones)

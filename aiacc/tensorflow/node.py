@@ -204,7 +204,9 @@ def moved(value: Any, what: str) -> Moved:
     dtype = tensor.dtype
     if dtype.is_complex:
         parts = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], axis=-1)
-        return Moved(parts, lambda came: tf.complex(came[..., 0], came[..., 1]))
+        # Of another shape than real numbers that are pairs, which another rank may have.
+        parts = tf.expand_dims(parts, -1)
+        return Moved(parts, lambda came: tf.complex(came[..., 0, 0], came[..., 1, 0]))
     carrier = _CARRIERS.get(dtype.name)
     if carrier is None:
         return Moved(tensor_of(tensor, what), lambda came: came)

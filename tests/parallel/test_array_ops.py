@@ -86,6 +86,7 @@ def test_every_operation_dtype_and_reduction():
     _take_foreign_arrays()
     _take_numbers_and_lists()
     operations.check_objects(hvd)
+    operations.check_complex_numbers_are_no_pairs(FRONT)
     operations.check_join(FRONT)
     if hvd.size() == 2:
         _poll_and_duplicates()

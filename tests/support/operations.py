@@ -395,6 +395,15 @@ def check_join(front: Frontend) -> None:
         assert everyones.tolist() == [size - 1] * size
 
 
+def check_complex_numbers_are_no_pairs(front: Frontend) -> None:
+    """Ranks that give other numbers than the last one learn it, though the bytes are as many."""
+    hvd, last = front.hvd, front.hvd.size() - 1
+    given = np.ones((2, 2), np.float32) if hvd.rank() == last else np.ones(2, np.complex64)
+    if last > 0:
+        with pytest.raises(Exception, match=r"broadcast\.numbers(?s:.*)shape"):
+            hvd.broadcast(front.tensor(given), 0, name="numbers")
+
+
 def check_bool_has_no_average(front: Frontend) -> None:
     """It would be False for True and True."""
     hvd, true = front.hvd, front.tensor(np.array([True, True]))

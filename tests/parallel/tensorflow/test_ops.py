@@ -22,6 +22,7 @@ def test_every_operation_and_dtype_at_once():
     for number, case in enumerate(cases):
         operations.check(FRONT, case, number)
     operations.check_objects(hvd)
+    operations.check_complex_numbers_are_no_pairs(FRONT)
     operations.check_join(FRONT)
     hvd.barrier()
 

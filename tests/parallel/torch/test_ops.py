@@ -288,6 +288,7 @@ def test_every_operation():
     _refuse_splits()
     _refuse_groups_and_scatters()
     _disagree()
+    operations.check_complex_numbers_are_no_pairs(FRONT)
     operations.check_join(FRONT)
     assert not pending
     hvd.barrier()
