@@ -116,6 +116,7 @@ Coordinator::Coordinator(ControlPlane& plane,
       tick_(tick_of(options_)),
       negotiator_(plane.rank(), plane.size(), options_.cache_capacity, options_.parameters),
       stalls_(options_.stall_warn_s, options_.stall_fail_s),
+      stall_file_(options_.stall_file),
       unit_watch_(options_.unit_timeout_s),
       finite_(options_.check_finite == FiniteMode::kOff
                   ? nullptr

@@ -18,6 +18,7 @@
 #include "csrc/core/execution/finite_check.h"
 #include "csrc/core/execution/gpu/device_path.h"
 #include "csrc/core/negotiation/negotiator.h"
+#include "csrc/core/submission/stall_file.h"
 #include "csrc/core/submission/stall_inspector.h"
 #include "csrc/core/submission/stuck_detector.h"
 #include "csrc/core/submission/tensor_table.h"
@@ -152,7 +153,6 @@ class Coordinator {
   void throw_lane_failure();
   bool still_moves() noexcept;
   void report_stalls(const Answers& answers);
-  void write_stalls(const std::vector<Stall>& stalls) const;
   void look_after_peers_and_stalls();
   Clock::time_point next_deadline();
   void fail(const Status& status) noexcept;
@@ -185,6 +185,7 @@ class Coordinator {
   std::mutex progress_mutex_;  ///< guards what follows, down to the scratch
   Negotiator negotiator_;
   StallInspector stalls_;
+  StallFile stall_file_;
   Clock::time_point looked_{};
   DeadUnitWatch unit_watch_;
   Clock::time_point vain_since_{};  ///< when another rank's vain round was seen, or zero

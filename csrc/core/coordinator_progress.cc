@@ -1,7 +1,6 @@
 // What the progress thread does: rounds, and looking after the job between them.
 
 #include <algorithm>
-#include <fstream>
 #include <string>
 #include <utility>
 
@@ -287,26 +286,12 @@ void Coordinator::report_stalls(const Answers& answers) {
   const std::vector<Stall> mine = stalls_to_report(stalls, plane_.rank());
   if (!mine.empty()) {
     AIACC_LOG(kWarning) << stall_text(mine);
-    write_stalls(mine);
+    stall_file_.append(mine);
   }
   for (const Stall& stall : stalls) {
     if (!stall.missing.empty() && stalls_.is_fatal(stall)) {
       throw Error(Code::kTimeout, stall_text({stall}));
     }
-  }
-}
-
-void Coordinator::write_stalls(const std::vector<Stall>& stalls) const {
-  if (options_.stall_file.empty()) {
-    return;
-  }
-  std::ofstream file(options_.stall_file, std::ios::app);
-  for (std::size_t i = 0; i < std::min(stalls.size(), kMostStallsShown); ++i) {
-    file << stall_json(stalls[i]) << '\n';
-  }
-  if (!(file << std::flush)) {
-    AIACC_LOG(kWarning) << "[stall] cannot write to AIACC_STALL_FILE=" << options_.stall_file
-                        << "; is the disk full?";
   }
 }
 

@@ -64,7 +64,7 @@ void check_stall_file(const std::string& path) {
   if (path.empty()) {
     return;
   }
-  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644);
   if (file < 0) {
     throw system_error(Code::kInvalidArgument,
                        "[config] AIACC_STALL_FILE=\"" + path +

@@ -1,4 +1,5 @@
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -13,7 +14,9 @@
 
 #include <gtest/gtest.h>
 
+#include "csrc/base/log.h"
 #include "csrc/core/coordinator.h"
+#include "csrc/core/submission/stall_file.h"
 #include "csrc/engines/cancellation.h"
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/gate.h"
@@ -230,6 +233,20 @@ TEST_F(StallTest, WarnsWithNamesAndRanksAndGoesOn) {
       EXPECT_NE(std::string::npos, line.find(R"("tensor": "late")")) << line;
     }
   }
+}
+
+/// As a file system that stands still: a FIFO that nobody reads until the end.
+TEST_F(StallTest, AFileThatCannotBeWrittenKeepsNobody) {
+  configure_log(LogLevel::kWarning, -1);
+  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
+  StallFile file(path_);
+  const std::vector<Stall> stalls = {{"late", 60, {0}, {1}, {}}};
+  file.append(stalls);
+  testing::internal::CaptureStderr();
+  file.append(stalls);
+  const std::string warning = testing::internal::GetCapturedStderr();
+  EXPECT_NE(std::string::npos, warning.find("still being written")) << warning;
+  EXPECT_EQ(told(), stall_json(stalls[0]) + '\n');
 }
 
 TEST_F(StallTest, FailsTheJobOnEveryRankWhenTheLimitIsReached) {
