@@ -1,8 +1,8 @@
 """`make gpu-check`: builds, tests and measures on a machine with one GPU, with what it has.
 
-Needs a Python with torch (CUDA), pybind11, numpy, pytest and pytest-timeout, and nvcc, cmake and
-ninja on PATH; downloads nothing. Each stage is a command of its own, for machines that limit how
-long one may take: python .ci/gpu_check.py build | test | bench.
+Needs a Python with torch (CUDA), pybind11, numpy, ml_dtypes, pytest and pytest-timeout, and nvcc,
+cmake and ninja on PATH; downloads nothing. Each stage is a command of its own, for machines that
+limit how long one may take: python .ci/gpu_check.py build | test | bench.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "gpu"
-MODULES = ("torch", "numpy", "pybind11", "pytest", "pytest_timeout")
+MODULES = ("torch", "numpy", "ml_dtypes", "pybind11", "pytest", "pytest_timeout")
 PROGRAMS = ("c++", "cmake", "ninja", "nvcc", "nvidia-smi")
 STAGES = ("build", "test", "bench")
 #: As pyproject.toml has it.

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import random
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import aiacc
 import aiacc.torch as hvd
-from aiacc.torch.adapter import DTYPE_CODES
-from tests.support import footprint
+from tests.parallel.torch.test_ops import from_torch, to_torch
+from tests.support import footprint, operations
 from tests.support.jobs import until_it_fails
-
-#: torch has next to no arithmetic of its own for these.
-UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
-DTYPES = [dtype for dtype in DTYPE_CODES if dtype not in UNSIGNED]
-#: NCCL has no reductions of these.
-NOT_OF_NCCL = (torch.int16, torch.uint16)
-OPS = {hvd.Sum: torch.add, hvd.Min: torch.minimum, hvd.Max: torch.maximum, hvd.Product: torch.mul}
+from tests.support.operations import Case
 
 
 def begin() -> tuple[int, int]:
@@ -33,57 +26,48 @@ def begin() -> tuple[int, int]:
     return hvd.rank(), hvd.size()
 
 
-def numbers(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Small whole numbers on the CPU: their sums and products are exact in every dtype."""
-    generator = torch.Generator().manual_seed(1000 * seed + rank)
-    return torch.randint(0, 3, shape, generator=generator, device="cpu").to(dtype)
-
-
 def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """Equal to the last bit, and on the GPU."""
     assert actual.is_cuda
     torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=0)
 
 
-def every_operation() -> int:
-    """All operations on all dtypes that the engine of this job takes; how many it took."""
+def _to_gpu(array: np.ndarray) -> torch.Tensor:
+    return to_torch(array).cuda()
+
+
+def _from_gpu(tensor: torch.Tensor) -> np.ndarray:
+    assert tensor.is_cuda or tensor.dtype == torch.int32  # splits are on the CPU
+    return from_torch(tensor)
+
+
+FRONT = operations.Frontend(hvd, _to_gpu, _from_gpu)
+
+
+def every_operation() -> None:
+    """The table of all front-ends, large tensors, and a sparse one."""
     rank, size = begin()
-    taken = 0
-    for seed, dtype in enumerate(DTYPES):
-        if aiacc._core.gpu_engine() == "nccl" and dtype in NOT_OF_NCCL:
-            with pytest.raises(NotImplementedError, match="dtype"):
-                hvd.allreduce(numbers(rank, (3,), dtype, seed).cuda(), op=hvd.Sum)
+    cases = itertools.chain(
+        operations.table(rank, size, shapes=operations.FEW_SHAPES),
+        operations.reductions(rank, size, operations.DTYPES, [(300, 300)]),
+        operations.reductions(rank, size, [np.dtype(np.float32)], [(3, 1 << 20)]),
+    )
+    for number, case in enumerate(cases):
+        if _engine_takes(case):
+            operations.check(FRONT, case, number)
         else:
-            _reduce(rank, size, dtype, seed)
-        _move(rank, size, dtype, seed)
-        taken += 1
-    _groups(size)
+            with pytest.raises(NotImplementedError, match="dtype"):
+                operations.call(FRONT, case, operations.given(FRONT, case))
+    sparse = torch.eye(4, device="cuda").to_sparse()
+    total = hvd.sparse_allreduce_async(sparse, "eye", hvd.Sum)()
+    assert total.to_dense().eq(size * torch.eye(4, device="cuda")).all()
     hvd.shutdown()
-    return taken
 
 
-def _reduce(rank: int, size: int, dtype: torch.dtype, seed: int) -> None:
-    for shape in ((), (5,), (1000, 300), (3, 1 << 20) if dtype == torch.float32 else (7, 9)):
-        inputs = [numbers(other, shape, dtype, seed) for other in range(size)]
-        for op, combine in OPS.items():
-            if dtype == torch.bool:
-                combine = torch.logical_or if op in (hvd.Sum, hvd.Max) else torch.logical_and
-            expected = functools.reduce(combine, inputs)
-            mine = inputs[rank].cuda()
-            same(hvd.allreduce(mine, op=op), expected)
-            same(mine, inputs[rank])
-            assert hvd.allreduce_(mine, op=op) is mine
-            same(mine, expected)
-    if dtype.is_floating_point:
-        ones = torch.full((33,), float(size), dtype=dtype, device="cpu")
-        same(hvd.allreduce(ones.cuda(), op=hvd.Average), ones)
-        scaled = hvd.allreduce(ones.cuda(), op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
-        same(scaled, ones * 2 * size)
-    rows = [numbers(other, (2 * size + 1, 3), dtype, seed + 50) for other in range(size)]
-    if dtype != torch.bool:
-        total = functools.reduce(torch.add, rows)
-        own = hvd.reducescatter(rows[rank].cuda(), op=hvd.Sum)
-        same(own, total.tensor_split(size)[rank])
+def _engine_takes(case: Case) -> bool:
+    """NCCL has no reductions of integers of 16 bits."""
+    short = getattr(case.given, "dtype", None) in (np.int16, np.uint16)
+    return not (short and "reduce" in case.verb and aiacc._core.gpu_engine() == "nccl")
 
 
 FORMATS = {
@@ -111,7 +95,7 @@ def compressed() -> list[str]:
                 with pytest.raises(NotImplementedError, match=problem):
                     hvd.allreduce(half.float(), name="refused", compression=compression)
                 continue
-        _every_form(rank, size, compression, seed)
+        _every_form(compression, seed)
         _rounded(rank, size, compression, form, seed)
         taken.append(name)
     hvd.shutdown()
@@ -126,45 +110,28 @@ def _problem_of_float8() -> str:
     return ""
 
 
-def _every_form(rank: int, size: int, compression: Any, seed: int) -> None:
+def _every_form(compression: Any, seed: int) -> None:
     """On numbers that every format has, as have the sums of up to four ranks."""
+    rank, size = hvd.rank(), hvd.size()
+    options = {"compression": compression}
+    ones, whole = np.ones(33, np.float32), np.arange(9)
+    factors = {"prescale_factor": 0.5, "postscale_factor": 8.0}
+    cases = [
+        Case("allreduce", ones, ones, options=options),
+        Case("allreduce", ones, ones * 4 * size, "Sum", options | factors),
+        Case("allreduce", whole, whole * size, "Sum", options),
+    ]
     for shape in ((), (5,), (1000, 300)):
-        inputs = [numbers(other, shape, torch.float32, seed + 300) for other in range(size)]
-        expected = functools.reduce(torch.add, inputs)
-        mine = inputs[rank].cuda()
-        options = {"op": hvd.Sum, "compression": compression}
-        same(hvd.allreduce(mine, **options), expected)
-        same(hvd.synchronize(hvd.allreduce_async(mine, **options)), expected)
-        for result in (
-            *hvd.grouped_allreduce([mine, mine], **options),
-            *hvd.synchronize(hvd.grouped_allreduce_async([mine, mine], **options)),
-        ):
-            same(result, expected)
-        same(mine, inputs[rank])
-        for reduce in _in_place(options):
-            place = mine.clone()
-            assert reduce(place) is place
-            same(place, expected)
-    ones = torch.ones(33, device="cuda")
-    same(hvd.allreduce(ones, compression=compression), ones.cpu())
-    scaled = hvd.allreduce(ones, None, None, compression, hvd.Sum, 0.5, 8.0)
-    same(scaled, torch.full((33,), 4.0 * size, device="cpu"))
+        inputs = [np.minimum(one, 2) for one in operations.everyones(size, shape, seed=seed)]
+        mine, total = inputs[rank], operations.reduced("Sum", inputs)
+        cases.append(Case("allreduce", mine, total, "Sum", options))
+        cases.append(Case("grouped_allreduce", [mine] * 2, [total] * 2, "Sum", options))
+    for case in cases:
+        operations.check(FRONT, case)
     leaf = torch.ones(33, device="cuda", requires_grad=True)
     hvd.allreduce(leaf, op=hvd.Sum, compression=compression).sum().backward()
     assert leaf.grad is not None
     same(leaf.grad, torch.full((33,), float(size), device="cpu"))
-    whole = torch.arange(9, device="cuda")
-    same(hvd.allreduce(whole, op=hvd.Sum, compression=compression), whole.cpu() * size)
-
-
-def _in_place(options: dict[str, Any]) -> list[Callable[[torch.Tensor], torch.Tensor]]:
-    """All forms of an all-reduce that change a tensor and return it."""
-    return [
-        lambda tensor: hvd.allreduce_(tensor, **options),
-        lambda tensor: hvd.synchronize(hvd.allreduce_async_(tensor, **options)),
-        lambda tensor: hvd.grouped_allreduce_([tensor], **options)[0],
-        lambda tensor: hvd.synchronize(hvd.grouped_allreduce_async_([tensor], **options))[0],
-    ]
 
 
 def _rounded(rank: int, size: int, compression: Any, form: torch.finfo, seed: int) -> None:
@@ -193,39 +160,6 @@ def compresses_without_memory() -> None:
     hvd.shutdown()
 
 
-def _move(rank: int, size: int, dtype: torch.dtype, seed: int) -> None:
-    rows = [numbers(other, (other + 1, 4), dtype, seed + 100) for other in range(size)]
-    same(hvd.allgather(rows[rank].cuda()), torch.cat(rows))
-    for root in range(size):
-        same(
-            hvd.broadcast(
-                rows[0].cuda() if rank == root else torch.zeros_like(rows[0]).cuda(), root
-            ),
-            rows[0],
-        )
-    sent = numbers(rank, (sum(range(size)) + size, 2), dtype, seed + 200).cuda()
-    splits = [other + 1 for other in range(size)]
-    received, counts = hvd.alltoall(sent, splits)
-    assert counts.tolist() == [rank + 1] * size
-    begin_row = sum(splits[:rank])
-    expected = [
-        numbers(other, (sum(range(size)) + size, 2), dtype, seed + 200)[
-            begin_row : begin_row + rank + 1
-        ]
-        for other in range(size)
-    ]
-    same(received, torch.cat(expected))
-
-
-def _groups(size: int) -> None:
-    tensors = [torch.full((n,), 1.0, device="cuda") for n in (1, 1000, 100000)]
-    for reduced in hvd.grouped_allreduce(tensors, op=hvd.Sum):
-        assert reduced.eq(size).all()
-    sparse = torch.eye(4, device="cuda").to_sparse()
-    total = hvd.sparse_allreduce_async(sparse, "eye", hvd.Sum)()
-    assert total.to_dense().eq(size * torch.eye(4, device="cuda")).all()
-
-
 def trained(steps: int, options: dict[str, Any]) -> list[float]:
     """A small network after some steps; equal on all ranks."""
     rank, _ = begin()
@@ -247,26 +181,25 @@ def trained(steps: int, options: dict[str, Any]) -> list[float]:
     return everything.cpu().tolist()
 
 
-def steps_without_synchronisation() -> None:
-    """torch itself raises where the host would wait for the GPU."""
+def steps_without_synchronisation(*compressions: Any) -> None:
+    """torch itself raises where the host would wait for the GPU, from the fourth step on."""
     begin()
-    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6))).cuda()
-    step_without_synchronisation(
-        model, hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.05))
-    )
-    hvd.shutdown()
-
-
-def step_without_synchronisation(model: torch.nn.Module, optimizer: Any) -> None:
-    """Six steps on 64 features, of which the last three may not wait."""
     batch = torch.randn(16, 64, device="cuda")
-    for step in range(6):
-        if step == 3:
-            torch.cuda.set_sync_debug_mode("error")
-        optimizer.zero_grad()
-        model(batch).sum().backward()
-        optimizer.step()
-    torch.cuda.set_sync_debug_mode("default")
+    for compression in compressions or (hvd.Compression.none,):
+        model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6))).cuda()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), 0.05),
+            model.named_parameters(),
+            compression=compression,
+        )
+        for step in range(6):
+            if step == 3:
+                torch.cuda.set_sync_debug_mode("error")
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+        torch.cuda.set_sync_debug_mode("default")
+    hvd.shutdown()
 
 
 def returns_before_the_gpu_is_done() -> None:

@@ -17,7 +17,7 @@ import aiacc.torch as hvd
 from aiacc.compression.codecs import parse
 from aiacc.compression.feedback import EF21, Momentum, Residual
 from aiacc.compression.policy import Policy
-from tests.gpu.bodies import begin, step_without_synchronisation
+from tests.gpu.bodies import begin
 
 #: Of both jobs. Large tensors take several units, the same in both.
 ENVIRONMENT = {
@@ -43,6 +43,11 @@ POLICIES = (
     Policy(parse("fp8:block=128"), least_elements=1, feedback=Residual(0.5)),
     Policy(parse("mstopk:density=0.02"), least_elements=1),
     Policy(parse("mstopk:density=0.05,mode=exact"), least_elements=1, feedback=Momentum(0.9)),
+)
+#: With these no step waits for the GPU.
+WITHOUT_WAITING = tuple(
+    Policy(parse(codec), least_elements=1, feedback=Residual())
+    for codec in ("int8", "int4", "mstopk:density=0.01")
 )
 
 
@@ -162,16 +167,3 @@ def _save_and_load(feedback: Any) -> None:
     feedback.kept.multiply(float("nan"))
     saved.seek(0)
     feedback.load_state_dict(torch.load(saved, map_location="cpu"))
-
-
-def steps_without_synchronisation() -> None:
-    """torch itself raises where the host would wait for the GPU."""
-    begin()
-    for codec in ("int8", "int4", "mstopk:density=0.01"):
-        policy = Policy(parse(codec), least_elements=1, feedback=Residual())
-        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6))).cuda()
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), 0.05), model.named_parameters(), compression=policy
-        )
-        step_without_synchronisation(model, optimizer)
-    hvd.shutdown()
