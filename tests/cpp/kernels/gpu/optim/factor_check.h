@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <deque>
 #include <limits>
 #include <random>
 #include <string>
@@ -73,28 +74,29 @@ inline std::vector<std::pair<std::size_t, std::size_t>> packed_order(std::size_t
   return order;
 }
 
-/// Stacks of matrices as parts of wider memory, each followed by its triangles, with room between
-/// all.
+/// Stacks of matrices as parts of wider memory, and their triangles, with room around all.
 template <class T>
 class Factors {
  public:
-  Factors(GpuRig& rig, const FactorShapes& shapes)
-      : shapes_(shapes), memory_(rig, std::vector<T>(elements(shapes), T{12345})) {}
+  Factors(GpuRig& rig, const FactorShapes& shapes) : shapes_(shapes) {
+    for (const auto& [dim, number] : shapes) {
+      matrices_.emplace_back(rig, std::vector<T>(number * matrix_stride(dim), kUnused));
+      packed_.emplace_back(rig, std::vector<T>(number * dim * (dim + 1) / 2, kUnused));
+    }
+  }
 
   std::vector<FactorStack> stacks(bool on_device, double enters) {
     std::vector<FactorStack> made;
-    T* at = on_device ? memory_.device() : memory_.host();
-    for (const FactorShape& shape : shapes_) {
-      T* const packed = at + shape.number * matrix_stride(shape);
-      made.push_back({at,
-                      packed,
-                      shape.dim,
-                      shape.number,
-                      shape.dim + kRoom,
-                      matrix_stride(shape),
+    for (std::size_t i = 0; i < shapes_.size(); ++i) {
+      const auto [dim, number] = shapes_[i];
+      made.push_back({on_device ? matrices_[i].device() : matrices_[i].host(),
+                      on_device ? packed_[i].device() : packed_[i].host(),
+                      dim,
+                      number,
+                      dim + kRoom,
+                      matrix_stride(dim),
                       kScale,
                       enters});
-      at = packed + packed_elements(shape);
     }
     return made;
   }
@@ -125,7 +127,11 @@ class Factors {
       lower = std::numeric_limits<T>::quiet_NaN();
       upper = reads_matrices ? normal(random) : lower;
     });
-    memory_.write();
+    for (std::deque<Mirrored<T>>* const all : {&matrices_, &packed_}) {
+      for (Mirrored<T>& one : *all) {
+        one.write();
+      }
+    }
   }
   /// Does it on the host, the plain way.
   void do_plainly(const FactorJob& job) {
@@ -139,25 +145,18 @@ class Factors {
       }
     });
   }
-  bool equal() { return memory_.equal(); }
+  bool equal() {
+    const auto is_equal = [](Mirrored<T>& one) { return one.equal(); };
+    return std::all_of(matrices_.begin(), matrices_.end(), is_equal) &&
+           std::all_of(packed_.begin(), packed_.end(), is_equal);
+  }
 
  private:
   static constexpr std::size_t kRoom = 3;
+  static constexpr T kUnused = 12345;
   static constexpr double kScale = 1.0 / 3;
 
-  static std::size_t matrix_stride(const FactorShape& shape) {
-    return shape.dim * (shape.dim + kRoom) + kRoom;
-  }
-  static std::size_t packed_elements(const FactorShape& shape) {
-    return shape.number * shape.dim * (shape.dim + 1) / 2 + kRoom;
-  }
-  static std::size_t elements(const FactorShapes& shapes) {
-    std::size_t all = 0;
-    for (const FactorShape& shape : shapes) {
-      all += shape.number * matrix_stride(shape) + packed_elements(shape);
-    }
-    return all;
-  }
+  static std::size_t matrix_stride(std::size_t dim) { return dim * (dim + kRoom) + kRoom; }
   /// As torch's lerp, without fused multiply-adds.
   static T mean_of(T mean, T packed, T enters) {
     const volatile T value = packed * static_cast<T>(kScale);
@@ -170,7 +169,8 @@ class Factors {
   }
 
   const FactorShapes shapes_;
-  Mirrored<T> memory_;
+  std::deque<Mirrored<T>> matrices_;
+  std::deque<Mirrored<T>> packed_;
 };
 
 /// The bodies of the kernels on the host.
