@@ -76,8 +76,11 @@ def _shared(digests: dict[str, str]) -> dict[str, str]:
 
 
 def _digests(body: Any, on_gpu: bool) -> dict[str, str]:
-    rank, size = begin() if on_gpu else _begin_on_cpu()
-    results = body(rank, size, on_gpu)
+    if on_gpu:
+        begin()
+    else:
+        hvd.init()
+    results = body(hvd.rank(), hvd.size(), on_gpu)
     digests = {}
     for what, result in results.items():
         assert result.is_cuda == on_gpu
@@ -85,11 +88,6 @@ def _digests(body: Any, on_gpu: bool) -> dict[str, str]:
     hvd.barrier()
     hvd.shutdown()
     return digests
-
-
-def _begin_on_cpu() -> tuple[int, int]:
-    hvd.init()
-    return hvd.rank(), hvd.size()
 
 
 def _normal(seed: int, shape: tuple[int, ...], on_gpu: bool) -> torch.Tensor:

@@ -75,11 +75,8 @@ def _made(dtype: torch.dtype, seed: int) -> list[torch.Tensor]:
 
 def _flat(factors: list[torch.Tensor]) -> torch.Tensor:
     size = sum(packed_size(factor.shape) for factor in factors)
-    return torch.zeros(size, dtype=factors[0].dtype, device=_device(factors[0]))
-
-
-def _device(like: torch.Tensor) -> str:
-    return "cuda" if like.is_cuda else "cpu"
+    device = "cuda" if factors[0].is_cuda else "cpu"
+    return torch.zeros(size, dtype=factors[0].dtype, device=device)
 
 
 def _entries(dtype: torch.dtype) -> list[Entry]:

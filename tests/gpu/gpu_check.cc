@@ -2,7 +2,7 @@
 // to, bit by bit save where the GPU computes an exponential. A program of its own, so that
 // compute-sanitizer can run it:
 //
-//     gpu_check copies|codes|selections|optimizers|factors [small]
+//     gpu_check copies|codes|selections|lars|lamb|factors [small]
 //
 // Ends with 1 and what differs.
 
@@ -128,11 +128,6 @@ void check_all_steps(GpuRig& rig, Jobs& jobs, bool small) {
   }
 }
 
-void check_all_optimizers(GpuRig& rig, Jobs& jobs, bool small) {
-  check_all_steps<Lars>(rig, jobs, small);
-  check_all_steps<Lamb>(rig, jobs, small);
-}
-
 void check_all_factors(GpuRig& rig, Jobs& jobs, bool small) {
   DeviceFactors device(rig.driver());
   const auto run = [&](const auto&... arguments) { device.run(rig.stream(), arguments...); };
@@ -155,7 +150,8 @@ int run(const std::string& group, bool small) {
       {"copies", check_all_copies},
       {"codes", check_all_codes},
       {"selections", check_all_selections},
-      {"optimizers", check_all_optimizers},
+      {"lars", check_all_steps<Lars>},
+      {"lamb", check_all_steps<Lamb>},
       {"factors", check_all_factors}};
   GpuRig rig;
   Jobs jobs;

@@ -15,7 +15,7 @@ from tests.support.programs import run_program
 from tests.support.ranks import ROOT
 
 PROGRAM = ROOT / "build/gpu/tests/gpu/gpu_check"
-GROUPS = ["copies", "codes", "selections", "optimizers", "factors"]
+GROUPS = ["copies", "codes", "selections", "lars", "lamb", "factors"]
 SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
 
 
@@ -49,11 +49,8 @@ DIMS = (64, 300, 1153)
 
 @pytest.fixture
 def factors():
-    made = []
-    for dim in DIMS:
-        values = torch.randn(dim, dim, device="cuda")
-        made.append(values + values.mT)
-    return made
+    squares = [torch.randn(dim, dim, device="cuda") for dim in DIMS]
+    return [square + square.mT for square in squares]
 
 
 @pytest.fixture
