@@ -19,12 +19,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from aiacc import _core
 from aiacc.kfac import kernels
@@ -243,18 +244,8 @@ class _MarksHost(TorchFunctionMode):
             return result
         if func is torch.Tensor.cpu and not is_on_host(args[0]):
             result = result.clone()
-        given = list(_tensors((args, options)))
+        given = [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
         from_host = bool(given) and all(map(is_on_host, given)) and device != "cuda"
         if func is torch.Tensor.cpu or device == "cpu" or from_host:
             _mark_host(result)
         return result
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
-    elif isinstance(value, tuple | list):
-        for entry in value:
-            yield from _tensors(entry)
