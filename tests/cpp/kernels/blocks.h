@@ -10,7 +10,6 @@
 
 #include "csrc/kernels/float8.h"
 #include "csrc/kernels/quantise.h"
-#include "csrc/kernels/vector/level.h"
 
 namespace aiacc {
 
@@ -111,28 +110,6 @@ inline std::vector<float> random_floats(std::size_t count, std::uint32_t seed) {
     values[i] = std::ldexp(normal(random), static_cast<int>(i / 128 % 9) - 4);
   }
   return values;
-}
-
-inline Bytes encode_at(const VectorLevel& level,
-                       const std::vector<float>& in,
-                       const BlockCode& code,
-                       std::vector<float>* residual,
-                       float factor,
-                       const Rounding& rounding,
-                       std::uint64_t first_index) {
-  Bytes wire(encoded_bytes(in.size(), code));
-  void* const rest = residual != nullptr ? residual->data() : nullptr;
-  level.encode_blocks(wire.data(), in.data(), rest, in.size(), code, factor, rounding, first_index);
-  return wire;
-}
-
-inline std::vector<float> decode_at(const VectorLevel& level,
-                                    const Bytes& wire,
-                                    std::size_t count,
-                                    const BlockCode& code) {
-  std::vector<float> out(count);
-  level.decode_blocks(out.data(), wire.data(), count, code, 1.0F);
-  return out;
 }
 
 }  // namespace aiacc

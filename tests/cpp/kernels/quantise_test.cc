@@ -61,11 +61,35 @@ class QuantiseTest : public testing::TestWithParam<Case> {
   static Bytes encode(const std::vector<float>& in,
                       const BlockCode& code,
                       std::vector<float>* residual = nullptr,
-                      float factor = 1.0F) {
-    return encode_at(level(), in, code, residual, factor, Rounding(), 0);
+                      float factor = 1.0F,
+                      const Rounding& rounding = {},
+                      std::uint64_t first = 0,
+                      const VectorLevel& by = level()) {
+    Bytes wire(encoded_bytes(in.size(), code));
+    void* const rest = residual != nullptr ? residual->data() : nullptr;
+    by.encode_blocks(wire.data(), in.data(), rest, in.size(), code, factor, rounding, first);
+    return wire;
   }
   static std::vector<float> decode(const Bytes& wire, std::size_t count, const BlockCode& code) {
-    return decode_at(level(), wire, count, code);
+    std::vector<float> out(count);
+    level().decode_blocks(out.data(), wire.data(), count, code, 1.0F);
+    return out;
+  }
+  /// By stochastic rounding.
+  static Bytes by_chance(const std::vector<float>& in,
+                         const BlockCode& code,
+                         std::uint64_t seed,
+                         std::uint64_t first) {
+    return encode(in, code, nullptr, 1.0F, {true, seed}, first);
+  }
+
+  /// Blocks that begin with the largest number of the format, so that their scale is 1; then `x`.
+  static std::vector<float> repeated(float x, std::size_t count, const BlockCode& code) {
+    std::vector<float> in(count, x);
+    for (std::size_t i = 0; i < count; i += code.block) {
+      in[i] = largest_of(format());
+    }
+    return in;
   }
 };
 
@@ -157,7 +181,7 @@ TEST_P(QuantiseTest, SentIsNearAndKeptIsTheRest) {
         before[i] *= size / 100;
       }
       std::vector<float> residual = before;
-      const Bytes wire = encode_at(level(), in, code, &residual, 1.0F, {stochastic, 1}, 0);
+      const Bytes wire = encode(in, code, &residual, 1.0F, {stochastic, 1});
       const std::vector<float> out = decode(wire, in.size(), code);
       const bool exact = format() != BlockFormat::kFloat8E4M3 && !stochastic;
       for (std::size_t i = 0; i < in.size(); ++i) {
@@ -185,7 +209,7 @@ TEST_P(QuantiseTest, NothingFiniteComesOfABlockWithNanOrInfinity) {
         in[where] = bad;
         std::vector<float> residual(400, 0.25F);
         residual[where] = FLT_MAX;  // with itself infinite
-        const Bytes wire = encode_at(level(), in, code, &residual, 1.0F, {stochastic, 1}, 0);
+        const Bytes wire = encode(in, code, &residual, 1.0F, {stochastic, 1});
         const std::vector<float> out = decode(wire, 400, code);
         std::vector<float> sum(400, 1.0F);
         level().decode_add_blocks(sum.data(), wire.data(), 400, code);
@@ -231,24 +255,7 @@ TEST_P(QuantiseTest, EveryCountAtEveryAddress) {
 }
 
 /// Stochastic rounding. Seeds are fixed: what passes once passes always.
-class QuantiseByChanceTest : public QuantiseTest {
- protected:
-  static Bytes by_chance(const std::vector<float>& in,
-                         const BlockCode& code,
-                         std::uint64_t seed,
-                         std::uint64_t first_index) {
-    return encode_at(level(), in, code, nullptr, 1.0F, {true, seed}, first_index);
-  }
-
-  /// Blocks that begin with the largest number of the format, so that their scale is 1; then `x`.
-  static std::vector<float> repeated(float x, std::size_t count, const BlockCode& code) {
-    std::vector<float> in(count, x);
-    for (std::size_t i = 0; i < count; i += code.block) {
-      in[i] = largest_of(format());
-    }
-    return in;
-  }
-};
+using QuantiseByChanceTest = QuantiseTest;
 
 /// By definition one of two neighbours, the upper one with the probability that makes the mean
 /// right. Six standard deviations of the mean of so many, and the documented bias.
@@ -367,6 +374,20 @@ TEST_P(QuantiseByChanceTest, DrawsAreIndependent) {
   EXPECT_LT(correlation(one, signs(1, kCount), 0), 6);
 }
 
+TEST_P(QuantiseByChanceTest, EveryLevelWritesTheSameBits) {
+  const BlockCode code = {format(), 128};
+  const Rounding rounding = {true, 9};
+  for (const std::size_t count : {1, 50, 128, 1000, 10007}) {
+    for (const auto& in : {any_elements<float>(count, 3), random_floats(count, 4)}) {
+      std::vector<float> expected(count, 0.125F);
+      std::vector<float> residual = expected;
+      const Bytes wire = encode(in, code, &expected, -0.7F, rounding, 77, kBaselineLevel);
+      EXPECT_EQ(wire, encode(in, code, &residual, -0.7F, rounding, 77));
+      EXPECT_EQ(0, std::memcmp(expected.data(), residual.data(), count * 4));
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All,
                          QuantiseTest,
                          testing::Combine(every_level(), testing::ValuesIn(block_formats())),
@@ -375,26 +396,6 @@ INSTANTIATE_TEST_SUITE_P(All,
                          QuantiseByChanceTest,
                          testing::Combine(every_level(), testing::ValuesIn(block_formats())),
                          NameOfCase());
-
-TEST(QuantiseLevels, GiveTheSameBits) {
-  for (const VectorLevel* level : runnable_vector_levels()) {
-    for (const BlockFormat format : block_formats()) {
-      for (const std::size_t count : {1, 50, 128, 1000, 10007}) {
-        const BlockCode code = {format, 128};
-        for (const auto& in : {any_elements<float>(count, 3), random_floats(count, 4)}) {
-          std::vector<float> expected_residual(count, 0.125F);
-          std::vector<float> residual = expected_residual;
-          const Rounding rounding = {true, 9};
-          const Bytes expected =
-              encode_at(kBaselineLevel, in, code, &expected_residual, -0.7F, rounding, 77);
-          EXPECT_EQ(expected, encode_at(*level, in, code, &residual, -0.7F, rounding, 77))
-              << level->name << " " << name_of(format);
-          EXPECT_EQ(0, std::memcmp(expected_residual.data(), residual.data(), count * 4));
-        }
-      }
-    }
-  }
-}
 
 TEST(QuantiseApi, BytesAreGivenByCountAndCode) {
   EXPECT_EQ(0U, encoded_bytes(0, {BlockFormat::kInt8, 256}));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "csrc/kernels/gpu/block_coder.h"
+#include "csrc/kernels/vector/level.h"
 #include "tests/cpp/kernels/blocks.h"
 #include "tests/gpu/mirrored.h"
 
@@ -51,40 +52,29 @@ inline std::vector<BlockCodeCase> block_code_cases(const std::vector<std::size_t
   return cases;
 }
 
-/// The bodies on the host: so many warps, the threads of each in either order.
+/// The bodies on the host in the place of a BlockCoder: so many warps, the threads of each in
+/// either order.
 struct BlockCodeTwin {
+  BlockFormat format;
   std::uint32_t warps;
   bool backwards;
 
-  void encode(CudaStream,
-              void* wire,
-              const void* in,
-              void* residual,
-              std::size_t count,
-              const BlockCode& code,
-              float factor,
-              const Rounding& rounding,
-              std::uint64_t first_index) const {
-    of(code).encode(plan_encoding(wire, in, residual, count, code, factor, rounding, first_index),
-                    warps,
-                    backwards);
+  template <class... Told>
+  void encode(CudaStream, Told... told) const {
+    kernels().encode(plan_encoding(told...), warps, backwards);
   }
-  void decode(CudaStream,
-              void* out,
-              const void* wire,
-              std::size_t count,
-              const BlockCode& code,
-              float factor) const {
-    of(code).decode(plan_decoding(out, wire, count, code, factor, false), warps, backwards);
+  template <class... Told>
+  void decode(CudaStream, Told... told) const {
+    kernels().decode(plan_decoding(told..., false), warps, backwards);
   }
-  void decode_add(
-      CudaStream, void* out, const void* wire, std::size_t count, const BlockCode& code) const {
-    of(code).decode(plan_decoding(out, wire, count, code, 1, true), warps, backwards);
+  template <class... Told>
+  void decode_add(CudaStream, Told... told) const {
+    kernels().decode(plan_decoding(told..., 1, true), warps, backwards);
   }
 
  private:
-  static const BlockCodeKernels& of(const BlockCode& code) {
-    return block_code_kernels()[static_cast<std::size_t>(code.format)];
+  const BlockCodeKernels& kernels() const {
+    return block_code_kernels()[static_cast<std::size_t>(format)];
   }
 };
 
@@ -92,36 +82,27 @@ struct BlockCodeTwin {
 /// kernels, or "".
 template <class Coder>
 std::string check_block_code(GpuRig& rig, const Coder& coder, const BlockCodeCase& job) {
-  const auto& [code, count, is_strange, rounding, first_index, shift, wire_shift] = job;
-  const auto text = [&, count = count](const std::string& what) {
-    return what + " differs: " + name_of(job.code.format) + ", blocks of " +
-           std::to_string(job.code.block) + ", " + std::to_string(count) + " elements " +
+  const BlockCode code = job.code;
+  const std::size_t count = job.count;
+  const auto text = [&](const std::string& what) {
+    return what + " differs: " + name_of(code.format) + ", blocks of " +
+           std::to_string(code.block) + ", " + std::to_string(count) + " elements " +
            std::to_string(job.shift) + " and " + std::to_string(job.wire_shift) + " on, " +
            (job.rounding.stochastic ? "stochastic" : "nearest");
   };
   for (const bool keeps : {false, true}) {
-    Mirrored<float> in(
-        rig, is_strange ? any_elements<float>(count, code.block) : random_floats(count, 1), shift);
-    Mirrored<float> residual(rig, random_floats(count, 2), shift);
-    Mirrored<float> out(rig, random_floats(count, 3), shift);
-    Mirrored<unsigned char> wire(rig, Bytes(encoded_bytes(count, code)), wire_shift);
-    coder.encode(rig.stream(),
-                 wire.device(),
-                 in.device(),
-                 keeps ? residual.device() : nullptr,
-                 count,
-                 code,
-                 0.7F,
-                 rounding,
-                 first_index);
-    kBaselineLevel.encode_blocks(wire.host(),
-                                 in.host(),
-                                 keeps ? residual.host() : nullptr,
-                                 count,
-                                 code,
-                                 0.7F,
-                                 rounding,
-                                 first_index);
+    const std::vector<float> numbers =
+        job.is_strange ? any_elements<float>(count, code.block) : random_floats(count, 1);
+    Mirrored<float> in(rig, numbers, job.shift);
+    Mirrored<float> residual(rig, random_floats(count, 2), job.shift);
+    Mirrored<float> out(rig, random_floats(count, 3), job.shift);
+    Mirrored<unsigned char> wire(rig, Bytes(encoded_bytes(count, code)), job.wire_shift);
+    const auto encode = [&](auto by, unsigned char* to, float* from, float* rest) {
+      by(to, from, keeps ? rest : nullptr, count, code, 0.7F, job.rounding, job.first_index);
+    };
+    const auto coded = [&](auto... told) { coder.encode(rig.stream(), told...); };
+    encode(coded, wire.device(), in.device(), residual.device());
+    encode(kBaselineLevel.encode_blocks, wire.host(), in.host(), residual.host());
     if (!wire.equal()) {
       return text("what is sent");
     }
