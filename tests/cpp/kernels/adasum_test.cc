@@ -4,19 +4,11 @@
 
 #include <gtest/gtest.h>
 
-#include "csrc/kernels/half.h"
+#include "tests/cpp/kernels/elements.h"
 #include "tests/cpp/support/errors.h"
 
 namespace aiacc {
 namespace {
-
-template <class T>
-std::vector<T> adaptive_sum(const std::vector<T>& a, const std::vector<T>& b, DataType dtype) {
-  std::vector<T> out(a.size());
-  const PairProducts products = pair_products(a.data(), b.data(), a.size(), dtype);
-  combine_adasum(out.data(), a.data(), b.data(), a.size(), dtype, products);
-  return out;
-}
 
 TEST(AdasumKernelTest, ProductsOfEveryLength) {
   for (std::size_t count = 0; count < 40; ++count) {
@@ -34,12 +26,11 @@ TEST(AdasumKernelTest, ProductsOfEveryLength) {
   }
 }
 
-using Vector = std::vector<double>;
-
 TEST(AdasumKernelTest, AddsWhatIsOrthogonalAveragesWhatIsParallelAndWeighsWhatIsBetween) {
-  const struct {
-    Vector a, b, sum;
-  } rows[] = {
+  struct Row {
+    std::vector<double> a, b, sum;
+  };
+  const Row rows[] = {
       {{1, 0}, {0, 2}, {1, 2}},
       {{1, 2}, {3, 6}, {2, 4}},
       {{1, 2}, {0, 0}, {1, 2}},
@@ -47,29 +38,28 @@ TEST(AdasumKernelTest, AddsWhatIsOrthogonalAveragesWhatIsParallelAndWeighsWhatIs
       // (1 - ab / 2aa) a + (1 - ab / 2bb) b with ab = 1, aa = 1, bb = 2.
       {{1, 0}, {1, 1}, {1.25, 0.75}},
   };
-  for (const auto& [a, b, sum] : rows) {
-    EXPECT_EQ(sum, adaptive_sum(a, b, DataType::kFloat64));
-    const PairProducts products = pair_products(a.data(), b.data(), 2, DataType::kFloat64);
-    Vector into = a;
-    combine_adasum(into.data(), into.data(), b.data(), 2, DataType::kFloat64, products);
-    EXPECT_EQ(sum, into);
-    into = b;
-    combine_adasum(into.data(), a.data(), into.data(), 2, DataType::kFloat64, products);
-    EXPECT_EQ(sum, into);
-  }
-  EXPECT_EQ((std::vector<float>{1.25F, 0.75F}),
-            adaptive_sum<float>({1, 0}, {1, 1}, DataType::kFloat32));
-}
-
-TEST(AdasumKernelTest, KnowsSixteenBits) {
-  const auto check = [](DataType dtype, auto narrow, auto widen) {
-    const auto sum = adaptive_sum<std::uint16_t>(
-        {narrow(1.0f), narrow(0.0f)}, {narrow(1.0f), narrow(1.0f)}, dtype);
-    EXPECT_EQ(1.25f, widen(sum[0]));
-    EXPECT_EQ(0.75f, widen(sum[1]));
+  const auto check = [](const Row& row, DataType dtype, auto element) {
+    using T = decltype(element);
+    const T a[] = {element_of<T>(row.a[0]), element_of<T>(row.a[1])};
+    const T b[] = {element_of<T>(row.b[0]), element_of<T>(row.b[1])};
+    const PairProducts products = pair_products(a, b, 2, dtype);
+    T apart[2];
+    T into_a[] = {a[0], a[1]};
+    T into_b[] = {b[0], b[1]};
+    combine_adasum(apart, a, b, 2, dtype, products);
+    combine_adasum(into_a, into_a, b, 2, dtype, products);
+    combine_adasum(into_b, a, into_b, 2, dtype, products);
+    for (const T* const out : {apart, into_a, into_b}) {
+      EXPECT_EQ(row.sum, (std::vector<double>{number_of(out[0]), number_of(out[1])}));
+    }
   };
-  check(DataType::kFloat16, float_to_half, half_to_float);
-  check(DataType::kBFloat16, float_to_bfloat16, bfloat16_to_float);
+  for (const DataType dtype : all_dtypes()) {
+    for (const Row& row : rows) {
+      if (is_floating(dtype)) {
+        visit_dtype(dtype, [&](auto element) { check(row, dtype, element); });
+      }
+    }
+  }
 }
 
 TEST(AdasumKernelTest, RefusesIntegers) {

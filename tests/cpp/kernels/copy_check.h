@@ -3,6 +3,7 @@
 // Packing and unpacking by whoever has the kernels (their bodies on the host, a GPU) against plain
 // loops over the functions of half.h, float8.h and scale.h.
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -13,7 +14,6 @@
 
 #include "csrc/base/error.h"
 #include "csrc/kernels/batch_copier.h"
-#include "csrc/kernels/float8.h"
 #include "csrc/kernels/scale.h"
 #include "tests/gpu/mirrored.h"
 
@@ -43,33 +43,6 @@ inline std::vector<CopyJob> copy_jobs() {
     }
   }
   return jobs;
-}
-
-inline std::uint16_t narrow_plainly(float value, WireFormat wire) {
-  switch (wire) {
-    case WireFormat::kFloat16:
-      return float_to_half(value);
-    case WireFormat::kBFloat16:
-      return float_to_bfloat16(value);
-    case WireFormat::kFloat8E4M3:
-      return narrow_float8<Float8E4M3>(value).bits;
-    default:
-      return narrow_float8<Float8E5M2>(value).bits;
-  }
-}
-
-inline float widen_plainly(std::uint16_t bits, WireFormat wire) {
-  const auto byte = static_cast<std::uint8_t>(bits);
-  switch (wire) {
-    case WireFormat::kFloat16:
-      return half_to_float(bits);
-    case WireFormat::kBFloat16:
-      return bfloat16_to_float(bits);
-    case WireFormat::kFloat8E4M3:
-      return widen_float8(Float8E4M3{byte});
-    default:
-      return widen_float8(Float8E5M2{byte});
-  }
 }
 
 /// One element, moved.
@@ -144,15 +117,6 @@ struct CopyTwin {
   }
 };
 
-template <class T>
-bool is_finite(T value) {
-  if constexpr (kIs16Bit<T> || std::is_floating_point_v<T>) {
-    using Wide = std::conditional_t<kIs16Bit<T>, float, T>;
-    return std::isfinite(static_cast<Wide>(value));
-  }
-  return true;
-}
-
 /// Moves tensors of so many elements that lie anywhere, with room between them, by `run(job,
 /// segments, reports)`; its reports have to be those of the bodies on the host. What differs, or
 /// "".
@@ -178,7 +142,7 @@ std::string check_copies(GpuRig& rig,
     visit_dtype(job.dtype, [&](auto element) {
       for (auto value : any_elements<decltype(element)>(count, seed_here)) {
         unsigned char bytes[8];
-        if (job.check && !is_finite(value)) {
+        if (job.check && !std::isfinite(number_of(value))) {
           value = element;  // what is reported beside it depends on which thread meets what
         }
         if (packs) {

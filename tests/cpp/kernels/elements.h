@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "csrc/base/dtype.h"
+#include "csrc/kernels/float8.h"
 #include "csrc/kernels/half.h"
 
 namespace aiacc {
@@ -89,6 +90,34 @@ T element_of(double value) {
   }
 }
 
+/// A float in a format that narrows it, one after the other; and back.
+inline std::uint16_t narrow_plainly(float value, WireFormat wire) {
+  switch (wire) {
+    case WireFormat::kFloat16:
+      return float_to_half(value);
+    case WireFormat::kBFloat16:
+      return float_to_bfloat16(value);
+    case WireFormat::kFloat8E4M3:
+      return narrow_float8<Float8E4M3>(value).bits;
+    default:
+      return narrow_float8<Float8E5M2>(value).bits;
+  }
+}
+
+inline float widen_plainly(std::uint16_t bits, WireFormat wire) {
+  const auto byte = static_cast<std::uint8_t>(bits);
+  switch (wire) {
+    case WireFormat::kFloat16:
+      return half_to_float(bits);
+    case WireFormat::kBFloat16:
+      return bfloat16_to_float(bits);
+    case WireFormat::kFloat8E4M3:
+      return widen_float8(Float8E4M3{byte});
+    default:
+      return widen_float8(Float8E5M2{byte});
+  }
+}
+
 inline std::vector<DataType> all_dtypes() {
   std::vector<DataType> dtypes;
   for (int i = 0; i < kDataTypes; ++i) {
@@ -137,13 +166,10 @@ T combine_plainly(T a, T b, ReduceOp op) {
 
 template <class T>
 bool is_nan(T value) {
-  if constexpr (kIs16Bit<T>) {
-    return std::isnan(static_cast<float>(value));
-  } else if constexpr (std::is_floating_point_v<T>) {
-    return std::isnan(value);
-  } else {
-    return false;
+  if constexpr (kIs16Bit<T> || std::is_floating_point_v<T>) {
+    return std::isnan(number_of(value));
   }
+  return false;
 }
 
 /// A float by the rules of kernels/scale.h: divided by 3 or 7 where the factor is the reciprocal of

@@ -11,7 +11,6 @@
 
 #include "tests/cpp/kernels/elements.h"
 #include "tests/cpp/kernels/placed.h"
-#include "tests/cpp/kernels/selection/distributions.h"
 #include "tests/cpp/kernels/selection/selected.h"
 #include "tests/cpp/support/errors.h"
 

@@ -2,10 +2,10 @@
 // others only where the kernel does: ThreadSanitizer sees what one block reads while another writes
 // it.
 
+#include <pthread.h>
+
 #include <cmath>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -18,59 +18,37 @@
 namespace aiacc {
 namespace {
 
-class Barrier {
- public:
-  explicit Barrier(std::uint32_t threads) : threads_(threads) {}
-  void wait() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    const std::uint32_t turn = turn_;
-    if (++waiting_ == threads_) {
-      waiting_ = 0;
-      ++turn_;
-      all_came_.notify_all();
-    } else {
-      all_came_.wait(lock, [&] { return turn_ != turn; });
-    }
-  }
-
- private:
-  const std::uint32_t threads_;
-  std::mutex mutex_;
-  std::condition_variable all_came_;
-  std::uint32_t waiting_ = 0;
-  std::uint32_t turn_ = 0;
-};
-
 /// The grid as one block sees it.
 class GridOfThreads {
  public:
-  GridOfThreads(std::uint32_t number, std::uint32_t blocks, Barrier& barrier)
+  GridOfThreads(std::uint32_t number, std::uint32_t blocks, pthread_barrier_t& barrier)
       : number_(number), blocks_(blocks), barrier_(barrier) {}
   std::uint32_t size() const { return blocks_; }
   template <class Phase>
   void blocks(Phase phase) {
     HostBlock<SelectThread, SelectShared, kSelectThreads> block(number_, number_ % 2 != 0);
     phase(block);
-    barrier_.wait();
+    pthread_barrier_wait(&barrier_);
   }
   template <class Phase>
   void one(Phase phase) {
     if (number_ == 0) {
       phase();
     }
-    barrier_.wait();
+    pthread_barrier_wait(&barrier_);
   }
 
  private:
   const std::uint32_t number_;
   const std::uint32_t blocks_;
-  Barrier& barrier_;
+  pthread_barrier_t& barrier_;
 };
 
 /// Calls kernel(grid) in a thread for every block.
 template <class Kernel>
 void launch(std::uint32_t blocks, Kernel kernel) {
-  Barrier barrier(blocks);
+  pthread_barrier_t barrier;
+  ASSERT_EQ(0, pthread_barrier_init(&barrier, nullptr, blocks));
   std::vector<std::thread> threads;
   for (std::uint32_t number = 0; number < blocks; ++number) {
     threads.emplace_back([&, number] {
@@ -81,6 +59,7 @@ void launch(std::uint32_t blocks, Kernel kernel) {
   for (std::thread& thread : threads) {
     thread.join();
   }
+  pthread_barrier_destroy(&barrier);
 }
 
 void select_by_threads(const SelectPlan& plan, std::uint32_t resident) {

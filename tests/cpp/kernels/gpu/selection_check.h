@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "csrc/kernels/gpu/selection.h"
-#include "tests/cpp/kernels/selection/distributions.h"
 #include "tests/cpp/kernels/selection/selected.h"
 #include "tests/gpu/mirrored.h"
 
