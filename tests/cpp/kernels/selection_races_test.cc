@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -69,32 +70,27 @@ void select_by_threads(const SelectPlan& plan, std::uint32_t resident) {
   launch(blocks, [&](auto& grid) { finish_selection(grid, plan); });
 }
 
-class SelectionRacesTest : public GpuKernelsTest {
- protected:
-  void check(const SelectionCase& job, Shape shape) {
+using SelectionRacesTest = GpuKernelsTest;
+
+TEST_F(SelectionRacesTest, BlocksThatRunAtWillGiveTheBitsOfTheCpu) {
+  constexpr std::size_t kSampled = kSelectLeastSampled + 5;  // a sample foretells the threshold
+  std::vector<std::pair<SelectionCase, Shape>> cases = {
+      {{SelectMode::kTracked, kSampled, 2000}, Shape::kLayers},
+      {{SelectMode::kExact, kSampled, 2000}, Shape::kGaussian}};
+  for (const SelectMode mode : select_modes()) {
+    for (const Shape shape : {Shape::kGaussian, Shape::kFewValues, Shape::kZero}) {
+      cases.push_back({{mode, 20011, 200}, shape});
+    }
+  }
+  for (const auto& [job, shape] : cases) {
     SelectionOfBoth both(rig_, job);
     for (std::uint32_t step = 0; step < 4; ++step) {
       std::vector<float> in = elements_of(shape, job.count, step);
-      if (step == 2) {
-        in[job.count / 2] = INFINITY;
-      }
+      in[job.count / 2] = step == 2 ? INFINITY : in[job.count / 2];
       ASSERT_EQ("", both.step(in, [](const SelectPlan& plan) { select_by_threads(plan, 4); }))
           << "shape " << static_cast<int>(shape);
     }
   }
-};
-
-TEST_F(SelectionRacesTest, BlocksThatRunAtWillGiveTheBitsOfTheCpu) {
-  for (const SelectMode mode : select_modes()) {
-    for (const Shape shape : {Shape::kGaussian, Shape::kFewValues, Shape::kZero}) {
-      check({mode, 20011, 200}, shape);
-    }
-  }
-}
-
-TEST_F(SelectionRacesTest, AlsoWhereASampleForetellsTheThreshold) {
-  check({SelectMode::kTracked, kSelectLeastSampled + 5, 2000}, Shape::kLayers);
-  check({SelectMode::kExact, kSelectLeastSampled + 5, 2000}, Shape::kGaussian);
 }
 
 }  // namespace
