@@ -3,15 +3,17 @@
 import os
 import socket
 import threading
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import aiacc
+import aiacc.array as hvd
 from aiacc import _core
 from aiacc.bootstrap import select_provider
 from aiacc.bootstrap.providers.slurm import step_port
-from aiacc.bootstrap.records import Record
-from aiacc.config import LauncherEnvironment, TorchrunEnvironment, launcher_environment
+from aiacc.config import launcher_environment
 from aiacc.exceptions import BootstrapError
 from tests.parallel.launch.helpers import (
     PATIENT_S,
@@ -23,18 +25,35 @@ from tests.parallel.launch.helpers import (
     wait_for,
 )
 from tests.support import fake_srun, footprint
-from tests.support.jobs import on_ranks
 from tests.support.programs import run_program
 from tests.support.ranks import launch_command, rank_environment, run_ranks
 
+#: Provider that each one gets, and the attempts of a rank that misses the others' first one, if one
+#: does: the rendezvous takes its first for their second.
 LAUNCHERS = [
-    pytest.param("explicit", "rendezvous", id="explicit"),
-    pytest.param("mpirun", "pmi", id="mpirun", marks=pytest.mark.mpi),
-    pytest.param("torchrun", "torchrun", id="torchrun"),
-    pytest.param("srun", "slurm", id="srun"),
-    pytest.param("explicit", "file", id="shared directory"),
+    pytest.param("explicit", "rendezvous", 1, id="explicit"),
+    pytest.param("mpirun", "pmi", 2, id="mpirun", marks=pytest.mark.mpi),
+    pytest.param("torchrun", "torchrun", 2, id="torchrun"),
+    pytest.param("srun", "slurm", 0, id="srun"),
+    pytest.param("explicit", "file", 0, id="shared directory"),
 ]
 OFTEN = [20, pytest.param(200, marks=pytest.mark.nightly)]
+
+
+def come_late(late_attempts, folder):
+    """Rank 1 comes when the others have given up. Text of their error; all meet in the end."""
+    rank = select_provider(launcher_environment(), _core.config()).rank
+    text = ""
+    if rank == 1:
+        for other in Path(folder).iterdir():
+            wait_for(other)
+        for _ in range(late_attempts - 1):
+            attempt(SHORT_S)
+    else:
+        text = attempt(SHORT_S)
+        tell(f"{folder}/{rank}")
+    assert not attempt(PATIENT_S)
+    return text
 
 
 def exchange_and_leave_nothing(generations):
@@ -46,49 +65,54 @@ def exchange_and_leave_nothing(generations):
     return name
 
 
-@pytest.mark.parametrize(("launcher", "name"), LAUNCHERS)
+def who_am_i():
+    with pytest.raises(ValueError, match=r"^aiacc has not been initialized; use hvd\.init\(\)\.$"):
+        hvd.rank()
+    with pytest.raises(aiacc.CollectiveError):
+        hvd.allreduce(np.ones(1))
+    assert not hvd.is_initialized()
+    hvd.init()
+    assert hvd.is_initialized()
+    everyone = hvd.global_process_set
+    assert everyone.ranks == list(range(hvd.size()))
+    assert (everyone.rank(), everyone.size(), everyone.included()) == (hvd.rank(), hvd.size(), True)
+    of_host = (hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
+    answer = (hvd.rank(), hvd.size(), *of_host)
+    hvd.shutdown()
+    assert everyone.ranks is None
+    return answer
+
+
+def meet(late_attempts, folder, generations):
+    text = come_late(late_attempts, folder) if late_attempts else ""
+    return text, exchange_and_leave_nothing(generations), who_am_i()
+
+
+@pytest.mark.parametrize(("launcher", "name", "late_attempts"), LAUNCHERS)
 @pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("generations", OFTEN)
-def test_many_generations_leave_nothing(launcher, name, size, generations, tmp_path):
-    meeting = tmp_path / "meeting"
+def test_ranks_meet_often_and_leave_nothing_also_after_one_was_missing(
+    launcher, name, late_attempts, size, generations, tmp_path
+):
+    meeting, waiting = tmp_path / "meeting", tmp_path / "waiting"
+    waiting.mkdir()
+    folder = pipes(waiting, *(str(rank) for rank in range(size) if rank != 1))
     env = {"AIACC_ADDR": "", "AIACC_RENDEZVOUS_FILE": str(meeting)} if name == "file" else {}
-    names = run_ranks(size, exchange_and_leave_nothing, generations, launcher=launcher, env=env)
-    assert names == [name] * size
+    found = run_ranks(size, meet, late_attempts, folder, generations, launcher=launcher, env=env)
+    texts, names, places = zip(*found, strict=True)
+    assert names == (name,) * size
+    assert places == tuple((rank, size, rank, size, 0, 1) for rank in range(size))
+    for text in texts[:1] + texts[2:] if late_attempts else ():
+        assert name in text
+        assert "rank" in text
+    assert "1" in texts[0] or not late_attempts
     assert name != "file" or list(meeting.iterdir()) == []
 
 
-def rank_1_comes_late(late_attempts, folder):
-    """Text of the error on the ranks that did not wait long enough; all meet in the end."""
-    rank = select_provider(launcher_environment(), _core.config()).rank
-    text = ""
-    if rank == 1:
-        for other in (0, 2):
-            wait_for(f"{folder}/{other}")
-        for _ in range(late_attempts - 1):
-            attempt(SHORT_S)
-    else:
-        text = attempt(SHORT_S)
-        tell(f"{folder}/{rank}")
-    assert not attempt(PATIENT_S)
-    return text
-
-
-@pytest.mark.parametrize(
-    ("launcher", "name", "late_attempts"),
-    [
-        # The rendezvous takes the late rank's first attempt and the others' second for the same.
-        pytest.param("explicit", "rendezvous", 1, id="explicit"),
-        pytest.param("mpirun", "pmi", 2, id="mpirun", marks=pytest.mark.mpi),
-        pytest.param("torchrun", "torchrun", 2, id="torchrun"),
-    ],
-)
-def test_a_missing_rank_is_named_and_a_later_attempt_works(launcher, name, late_attempts, tmp_path):
-    folder = pipes(tmp_path, "0", "2")
-    texts = run_ranks(3, rank_1_comes_late, late_attempts, folder, launcher=launcher)
-    for text in (texts[0], texts[2]):
-        assert name in text
-        assert "rank" in text
-    assert "1" in texts[0]
+@pytest.mark.parametrize(("launcher", "size"), [("aiaccrun", 2), ("python", 1)])
+def test_ranks_and_sizes(launcher, size):
+    answers = run_ranks(size, who_am_i, launcher=launcher)
+    assert answers == [(rank, size, rank, size, 0, 1) for rank in range(size)]
 
 
 PLACE = """
@@ -117,9 +141,6 @@ def test_what_other_jobs_have_left_divides_no_job(launcher, left):
     assert sorted(done.stdout.splitlines()) == ["0 2", "1 2"]
     assert left.split()[0] in done.stderr
     assert "unset what is left of another job" in done.stderr
-
-
-# Slurm -------------------------------------------------------------------------------------------
 
 
 def start_with(variables):
@@ -169,79 +190,3 @@ def test_the_port_of_a_step_is_taken():
         (text,) = run_ranks(1, start_with, tasks[0], launcher="python")
     assert f"cannot listen on 127.0.0.1:{step_port(job, 0)}: the port is taken by process" in text
     assert "AIACC_ADDR=host:port on all of them sets another" in text
-
-
-# torch -------------------------------------------------------------------------------------------
-
-
-def torch_environment(port, *, agent_store):
-    """As if RANK, WORLD_SIZE and MASTER_* had been set by hand, or by an agent."""
-    config = dict(_core.config())
-    environment = TorchrunEnvironment(
-        rank=int(config["rank"]),
-        size=int(config["size"]),
-        local_rank=-1,
-        local_size=-1,
-        master_addr="127.0.0.1",
-        master_port=port,
-        agent_store=agent_store,
-        restart_count=0,
-        run_id="",
-    )
-    unset = {**config, "rank": -1, "size": -1, "addr": ""}
-    return {"environment": LauncherEnvironment(torchrun=environment, mpi=None), "config": unset}
-
-
-@pytest.mark.parametrize("order", ["exchange", "torch exchange torch", "exchange torch exchange"])
-@on_ranks(2, starts=False)
-def test_rank_0_hosts_the_store_and_shares_it_with_torch(port, order):
-    torch = pytest.importorskip("torch.distributed")
-    told = torch_environment(port, agent_store=False)
-    place = told["environment"].torchrun
-    for step in order.split():
-        if step == "exchange":
-            assert exchange(3, 2, **told) == "torchrun"
-        else:
-            method = f"tcp://127.0.0.1:{port}"
-            torch.init_process_group(
-                "gloo", init_method=method, rank=place.rank, world_size=place.size
-            )
-            torch.barrier()
-            torch.destroy_process_group()
-
-
-@on_ranks(2, starts=False)
-def test_a_store_with_entries_of_an_earlier_life(port):
-    torch = pytest.importorskip("torch.distributed")
-    told = torch_environment(port, agent_store=True)
-    rank = told["environment"].torchrun.rank
-    # Rank 0 plays the agent, whose store has seen an earlier life of the job.
-    store = torch.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
-    if rank == 0:
-        for stale in range(2):
-            entry = Record(stale, 2, 0, nonce=f"old{stale}").encode(b"stale")
-            seen = f'{{"nonce": "old{stale}", "seen": ["old0", "old1"]}}'
-            for n in range(2):
-                store.set(f"aiacc/0/0/{n}/entry/{stale}", entry)
-                store.set(f"aiacc/0/0/{n}/seen/{stale}", seen)
-        store.set("earlier life", "over")
-    store.wait(["earlier life"])
-    exchange(2, 2, **told)
-    if rank == 0:  # with it ends the store
-        store.wait(["finished"])
-    else:
-        store.set("finished", "")
-
-
-def wrong_port(port):
-    with pytest.raises(BootstrapError) as raised:
-        exchange(1, 1, **torch_environment(port, agent_store=False), timeout_s=2.0)
-    return str(raised.value)
-
-
-def test_the_port_of_the_store_is_taken():
-    with socket.create_server(("", 0)) as server:
-        port = server.getsockname()[1]
-        texts = run_ranks(2, wrong_port, port)
-        assert f"the port is taken by process {os.getpid()}" in texts[0]
-        assert f"what listens at 127.0.0.1:{port} did not answer rank 1" in texts[1]

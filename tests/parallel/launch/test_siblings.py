@@ -42,24 +42,20 @@ def start_children(method, at_once):
     return [text for _ in children for text in told.get()]
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_one_of_several_at_once_is_told(method):
-    (texts,) = run_ranks(1, start_children, method, True, launcher="python")
-    (text,) = texts
-    assert "are each a job of one rank" in text
-    assert "AIACC_ADDR=127.0.0.1:<a free port>" in text
-
-
 @pytest.mark.parametrize(
-    ("at_once", "settings"),
+    ("method", "at_once", "settings", "told"),
     [
-        pytest.param(False, {}, id="one after the other"),
-        pytest.param(True, {"AIACC_RANK": "0", "AIACC_SIZE": "1"}, id="asked to be alone"),
+        *((method, True, {}, 1) for method in ("spawn", "fork", "forkserver")),
+        pytest.param("fork", False, {}, 0, id="one after the other"),
+        pytest.param("fork", True, {"AIACC_RANK": "0", "AIACC_SIZE": "1"}, 0, id="asked for"),
     ],
 )
-def test_nobody_else_is_told(at_once, settings):
-    texts = run_ranks(1, start_children, "fork", at_once, launcher="python", env=settings)
-    assert texts == [[]]
+def test_one_of_several_at_once_is_told_and_nobody_else(method, at_once, settings, told):
+    (texts,) = run_ranks(1, start_children, method, at_once, launcher="python", env=settings)
+    assert len(texts) == told
+    for text in texts:
+        assert "are each a job of one rank" in text
+        assert "AIACC_ADDR=127.0.0.1:<a free port>" in text
 
 
 def test_processes_that_multiprocessing_did_not_start_are_not_told():
@@ -102,20 +98,30 @@ def test_workers_that_import_a_script_which_initialises(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+#: Starts processes that inherit what makes it a rank; each says what it is, or why it is nothing.
 RANK_WITH_CHILDREN = """
 import multiprocessing, os, subprocess, sys
 import aiacc, aiacc.array as hvd
-def child():
-    aiacc.shutdown()  # of what a fork has inherited
+command = [sys.executable, __file__, "child"]
+def be():
     try:
         aiacc.init()
     except aiacc.BootstrapError as error:
         print(f"{error}\\n", end="", flush=True)
         return
     print(f"{aiacc.rank()} of {aiacc.size()}\\n", end="", flush=True)
+    sys.stdin.read()
     aiacc.shutdown()
+def fork():
+    aiacc.shutdown()  # of what a fork has inherited
+    be()
 def program(**changes):
-    subprocess.run([sys.executable, __file__, "child"], env={**os.environ, **changes}, check=True)
+    subprocess.run(command, env={**os.environ, **changes}, stdin=subprocess.DEVNULL, check=True)
+def before():
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as child:
+        assert child.stdout.readline().endswith(b" of 2\\n")
+        be()
 def orphan():
     ended, write = os.pipe()
     line = f"exec 3<&0; (read go <&3; exec {sys.executable} {__file__} child) &"
@@ -124,115 +130,56 @@ def orphan():
     os.close(write)
     shell.communicate(b"\\n")
     os.read(ended, 1)
-if sys.argv[1:] == ["child"]:
-    child()
-elif __name__ == "__main__":
+if __name__ == "__mp_main__":
+    aiacc.init()  # as a script does that has no `if __name__ == "__main__":`
+elif sys.argv[1:] == ["child"]:
+    be()
+else:
+    more = os.environ["MORE"].split()
+    if "before" in more:
+        before()
     aiacc.init()
     program()
     program(AIACC_RANK="0", AIACC_SIZE="1")
-    forked = multiprocessing.get_context("fork").Process(target=child)
-    forked.start()
-    forked.join()
-    if os.environ["ORPHAN"]:
+    for method, call, code in (("fork", fork, 0), ("spawn", print, 1)):
+        child = multiprocessing.get_context(method).Process(target=call)
+        child.start()
+        child.join()
+        assert child.exitcode == code
+    if "orphan" in more:
         orphan()
     hvd.barrier()
     aiacc.shutdown()
-    if os.environ["AFTERWARDS"]:
+    if "after" in more:
         program()
 """
-UNGUARDED = """
-import multiprocessing, sys
-import aiacc
-aiacc.init()
-worker = multiprocessing.get_context("spawn").Process(target=print)
-worker.start()
-worker.join()
-assert worker.exitcode == 1
-"""
-GROUP_OF_CHILDREN = """
-import subprocess, sys
-import aiacc, aiacc.torch as hvd
-import torch.distributed as dist
-if sys.argv[1:] == ["child"]:
-    try:
-        dist.init_process_group("aiacc")
-    except aiacc.BootstrapError as error:
-        print(f"{error}\\n", end="", flush=True)
-    dist.init_process_group("aiacc", store=dist.HashStore(), rank=0, world_size=1)
-    print(f"{hvd.rank()} of {hvd.size()}\\n", end="", flush=True)
-    dist.destroy_process_group()
-else:
-    hvd.init()
-    subprocess.run([sys.executable, __file__, "child"], check=True)
-    hvd.barrier()
-"""
-CHILD_BEFORE = """
-import subprocess, sys
-import aiacc
-if sys.argv[1:] == ["child"]:
-    aiacc.init()
-    print("up", flush=True)
-    sys.exit(bool(sys.stdin.read()))
-command = [sys.executable, __file__, "child"]
-with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-    assert child.stdout.readline() == b"up\\n"
-    try:
-        aiacc.init()
-    except aiacc.BootstrapError as error:
-        print(f"{error}\\n", end="", flush=True)
-"""
-LAUNCHERS = [
-    "aiaccrun",
-    "torchrun",
-    pytest.param("mpirun", marks=pytest.mark.mpi),
-    pytest.param("srun", marks=pytest.mark.nightly),
-    pytest.param("openmpi", marks=[pytest.mark.mpi, pytest.mark.nightly]),
-]
-
-
-def run_script(launcher, folder, text, **changes):
-    """What two ranks of a script print, as sorted lines."""
-    script = folder / "train.py"
-    script.write_text(text)
-    command = launch_command(launcher, 2, [str(script)])
-    return run_program(command, env=rank_environment(changes), merged=True, check=True).stdout
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_what_a_rank_starts_is_not_that_rank(launcher, tmp_path):
-    # MPICH's descriptor goes to no program: its rank ends what it began.
-    afterwards = "" if launcher == "mpirun" else "1"
-    orphan = "1" if launcher in ("aiaccrun", "torchrun") else ""  # each rank has a session
-    variables = {"AFTERWARDS": afterwards, "ORPHAN": orphan}
-    said = run_script(launcher, tmp_path, RANK_WITH_CHILDREN, **variables)
-    told = 2 + bool(orphan)  # the program, the fork, the orphan
-    for rank in range(2):
-        assert said.count(f"rank {rank} of 2 is process ") == told
-        assert said.count(f"{rank} of 2\n") == bool(afterwards)  # when the rank is none any more
-    assert said.count("set AIACC_RANK=0 and AIACC_SIZE=1") == 2 * told
-    assert said.count("0 of 1\n") == 2
 
 
 @pytest.mark.parametrize(
-    ("launcher", "script", "text"),
+    ("launcher", "more"),
     [
-        ("aiaccrun", GROUP_OF_CHILDREN, "set AIACC_RANK=0 and AIACC_SIZE=1"),
-        ("torchrun", GROUP_OF_CHILDREN, "store=torch.distributed.HashStore(), rank=0 and world"),
-        ("aiaccrun", CHILD_BEFORE, ", which this one has started, and which has inherited"),
-        ("torchrun", CHILD_BEFORE, ", which this one has started, and which has inherited"),
+        ("aiaccrun", "before orphan after"),
+        ("torchrun", "orphan"),  # whose ranks have sessions of their own, as those of aiaccrun
+        # MPICH's descriptor goes to no program: its rank ends what it began.
+        pytest.param("mpirun", "", marks=pytest.mark.mpi),
+        pytest.param("srun", "after", marks=pytest.mark.nightly),
+        pytest.param("openmpi", "after", marks=[pytest.mark.mpi, pytest.mark.nightly]),
     ],
 )
-def test_nor_is_it_in_a_group_of_torch_or_before_the_rank(launcher, script, text, tmp_path):
-    said = run_script(launcher, tmp_path, script)
+def test_what_a_rank_starts_is_not_that_rank(launcher, more, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(RANK_WITH_CHILDREN)
+    command = launch_command(launcher, 2, [str(script)])
+    done = run_program(command, env=rank_environment({"MORE": more}), merged=True, check=True)
+    before, orphan, after = (what in more for what in ("before", "orphan", "after"))
     for rank in range(2):
-        assert said.count(f"rank {rank} of 2 is process ") == 1
-    assert said.count(text) == 2
-    assert said.count("0 of 1\n") == (2 if script is GROUP_OF_CHILDREN else 0)
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_worker_that_runs_the_script_of_its_rank_again(launcher, tmp_path):
-    said = run_script(launcher, tmp_path, UNGUARDED)
-    for rank in range(2):
-        assert said.count(f"rank {rank} of 2 is process ") == 1
-    assert said.count('below `if __name__ == "__main__":`') == 2
+        # The program, the fork and the worker that runs the script again.
+        assert done.stdout.count(f"rank {rank} of 2 is process ") == 3 + before + orphan
+        assert done.stdout.count(f"{rank} of 2\n") == after  # when the rank is none any more
+    for text, times in {
+        "set AIACC_RANK=0 and AIACC_SIZE=1": 2 + before + orphan,
+        ", which this one has started, and which has inherited": before,
+        'below `if __name__ == "__main__":`': 1,
+        "0 of 1\n": 1,
+    }.items():
+        assert done.stdout.count(text) == 2 * times, text
