@@ -87,31 +87,44 @@ def _works(library, size, poor_rank, count, *, live, launcher="explicit", **env)
     return False
 
 
-@pytest.mark.parametrize(("size", "poor_rank"), [(2, 0), (3, 1), pytest.param(2, 1, marks=nightly)])
-def test_a_limit_of_threads_ends_the_job_with_its_text_or_is_enough(few_threads, size, poor_rank):
-    counts = range(_RESERVED + 3)
-    works = [_works(few_threads, size, poor_rank, count, live=True) for count in counts]
-    assert not any(works[:_RESERVED])
-    assert works[-1]
+#: A limit that there is from the start, or one thread that fails after as many; of the job's own
+#: threads each does so once, for the reserve takes some for good.
+_LIMIT, _EACH_FAILS = range(_RESERVED + 3), range(_RESERVED, 2 * _RESERVED + 2)
+#: Limits under mpirun. MPI's own thread is there; then fail those of a call, the job's, and the one
+#: that makes sets. The others wait for the limit of time inside MPI.
+_MPI_LIMIT = 0, _RESERVED, _RESERVED + _OF_MPI - 1
+_MPI_FAILS = range(_RESERVED + _OF_MPI + 1, _RESERVED + _OF_MPI + 9, 3)
 
 
 @pytest.mark.parametrize(
-    ("engine", "poor_rank"),
+    ("launcher", "engine", "size", "poor_rank", "counts", "failing"),
     [
-        ("tcp", 0),
-        ("hierarchical", 1),
-        pytest.param("tcp", 1, marks=nightly),
-        pytest.param("hierarchical", 0, marks=nightly),
+        ("explicit", "tcp", 2, 0, _LIMIT, _RESERVED),
+        ("explicit", "tcp", 3, 1, _LIMIT, _RESERVED),
+        pytest.param("explicit", "tcp", 2, 1, _LIMIT, _RESERVED, marks=nightly),
+        ("explicit", "tcp", 3, 0, _EACH_FAILS, _RESERVED + 1),
+        ("explicit", "hierarchical", 3, 1, _EACH_FAILS, _RESERVED + 1),
+        pytest.param("explicit", "tcp", 3, 1, _EACH_FAILS, _RESERVED + 1, marks=nightly),
+        pytest.param("explicit", "hierarchical", 3, 0, _EACH_FAILS, _RESERVED + 1, marks=nightly),
+        pytest.param("mpirun", "mpi", 3, 0, _MPI_FAILS, 2, marks=pytest.mark.mpi),
+        pytest.param("mpirun", "mpi", 3, 1, _MPI_FAILS, 2, marks=[pytest.mark.mpi, nightly]),
+        pytest.param("mpirun", "mpi", 2, 1, _MPI_LIMIT, 3, marks=pytest.mark.mpi),
+        pytest.param("openmpi", "mpi", 3, 0, _MPI_LIMIT, 3, marks=pytest.mark.mpi),
     ],
 )
-def test_threads_that_fail_after_the_reserve_was_there(few_threads, engine, poor_rank):
-    # The reserve takes some for good: so each thread of the job fails once.
-    counts = range(_RESERVED, 2 * _RESERVED + 2)
+def test_too_few_threads_end_the_job_with_their_text_and_enough_do_not(
+    few_threads, launcher, engine, size, poor_rank, counts, failing
+):
+    live = counts in (_LIMIT, _MPI_LIMIT)
+    env = {"AIACC_ENGINE": engine}
+    if counts == _MPI_FAILS:
+        env["AIACC_CONNECT_TIMEOUT_S"] = "1"
     works = [
-        _works(few_threads, 3, poor_rank, count, live=False, AIACC_ENGINE=engine)
+        _works(few_threads, size, poor_rank, count, live=live, launcher=launcher, **env)
         for count in counts
     ]
-    assert works == [False] * (_RESERVED + 1) + [True]
+    assert not any(works[:failing])
+    assert launcher != "explicit" or works[-1]
 
 
 def _without_addresses(poor_rank):
@@ -152,26 +165,3 @@ def test_a_timeline_that_one_rank_cannot_start_leaves_the_job_alone(few_threads,
     assert said.count("cannot start a thread (aiacc timeline)") == 1, said
     assert "the job goes on without this timeline" in said
     assert '"ALLREDUCE"' in (tmp_path / "t.json").read_text()
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("poor_rank", [0, pytest.param(1, marks=nightly)])
-def test_threads_that_fail_after_the_reserve_was_there_under_mpirun(few_threads, poor_rank):
-    # MPI's own thread is there; then fail those of a call, the job's, and the one that makes sets.
-    # The others wait for the limit of time inside MPI.
-    env = {"AIACC_ENGINE": "mpi", "AIACC_CONNECT_TIMEOUT_S": "1"}
-    reserved = _RESERVED + _OF_MPI
-    works = [
-        _works(few_threads, 3, poor_rank, count, live=False, launcher="mpirun", **env)
-        for count in range(reserved + 1, reserved + 9, 3)
-    ]
-    assert not any(works[:2])
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize(("launcher", "size", "poor_rank"), [("mpirun", 2, 1), ("openmpi", 3, 0)])
-def test_a_limit_of_threads_under_mpirun(few_threads, launcher, size, poor_rank):
-    for count in (0, _RESERVED, _RESERVED + _OF_MPI - 1):
-        assert not _works(
-            few_threads, size, poor_rank, count, live=True, launcher=launcher, AIACC_ENGINE="mpi"
-        )
