@@ -165,11 +165,8 @@ def test_every_rank_of_both_jobs_gets_an_error(order):
     assert any("came twice" in text for text in texts), texts
 
 
-def test_jobs_with_tokens_of_their_own_never_compute_together():
+def test_a_single_job_waits_for_nobody_and_jobs_with_tokens_never_compute_together():
+    assert run_together((0, 0), (0, 1)) == [("computed [0, 0]\n", "")] * 2
     (first, _), (other, _), (zero, _) = run_together((0, 1), (1, 1), (0, 0), token="of")
     assert first == zero == "computed [0, 0]\n"
     assert other.startswith("BootstrapError")
-
-
-def test_a_single_job_waits_for_nobody():
-    assert run_together((0, 0), (0, 1)) == [("computed [0, 0]\n", "")] * 2
