@@ -134,35 +134,38 @@ def test_a_resumed_run_may_be_longer_but_not_shorter(tmp_path, steps):
 
 
 EPOCH = 1437 // 64  # steps of two ranks
-
-
-@pytest.mark.parametrize("steps", [EPOCH, EPOCH + 5], ids=["after an epoch", "in an epoch"])
-@on_ranks(2)
-def test_resumed_training_equals_uninterrupted_training(tmp_path, steps):
-    path = tmp_path / "checkpoint.pt"
-    straight = _train()
-    interrupted = _train("--max-steps", steps, "--checkpoint", path)
-    hvd.barrier()  # only rank 0 knows when the file is there
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
-    mine = path if hvd.rank() == 0 else path.with_name("not on this host")
-    resumed = _train("--resume", mine)
-    assert not torch.equal(interrupted, straight)
-    assert torch.equal(resumed, straight)
+BRIEFLY = ("--max-steps", EPOCH + 9)
 
 
 @in_job
-def _train_briefly(*options):
-    return _train("--max-steps", EPOCH + 9, *options).numpy()
+def _train_in_several_ways(folder):
+    """Resumes what was interrupted after an epoch, and in one. Parameters of a brief training."""
+    straight = _train()
+    for steps in (EPOCH, EPOCH + 5):
+        path = folder / str(steps) / "checkpoint.pt"
+        interrupted = _train("--max-steps", steps, "--checkpoint", path)
+        hvd.barrier()  # only rank 0 knows when the file is there
+        assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+        mine = path if hvd.rank() == 0 else path.with_name("not on this host")
+        resumed = _train("--resume", mine)
+        assert not torch.equal(interrupted, straight), steps
+        assert torch.equal(resumed, straight), steps
+    return _train(*BRIEFLY).numpy()
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_training_resumes_on_another_number_of_ranks(tmp_path, ranks):
-    path = tmp_path / "checkpoint.pt"
-    straight, _ = run_ranks(2, _train_briefly)
-    run_ranks(2, _train_briefly, "--max-steps", EPOCH + 5, "--checkpoint", path)
-    for resumed in run_ranks(ranks, _train_briefly, "--resume", path):
-        # The sums of four steps are rounded in another order.
-        torch.testing.assert_close(torch.from_numpy(resumed), torch.from_numpy(straight))
+@in_job
+def _resume_briefly(path):
+    return _train(*BRIEFLY, "--resume", path).numpy()
+
+
+def test_resumed_training_equals_uninterrupted_training_on_any_number_of_ranks(tmp_path):
+    for steps in (EPOCH, EPOCH + 5):
+        (tmp_path / str(steps)).mkdir()
+    straight, _ = run_ranks(2, _train_in_several_ways, tmp_path)
+    for ranks in (1, 3):
+        for resumed in run_ranks(ranks, _resume_briefly, tmp_path / f"{EPOCH + 5}/checkpoint.pt"):
+            # The sums of four steps are rounded in another order.
+            torch.testing.assert_close(torch.from_numpy(resumed), torch.from_numpy(straight))
 
 
 @pytest.mark.usefixtures("job_of_one")
