@@ -1,5 +1,7 @@
-"""The examples of plans, K-FAC, optimizers and cached data, unchanged."""
+"""The examples of plans, K-FAC, optimizers, cached data and compression, unchanged."""
 
+import contextlib
+import io
 import re
 from pathlib import Path
 
@@ -8,10 +10,10 @@ import torch
 
 import aiacc.torch as hvd
 from aiacc.data.arena_file import PREFIX
-from examples import cached_origin, parallel_muon, plan_digits
-from tests.support.jobs import on_ranks
+from examples import cached_origin, compressed_text, parallel_muon, plan_digits
+from tests.support.jobs import in_job, on_ranks
 from tests.support.learning.training import check_same_everywhere
-from tests.support.ranks import run_example
+from tests.support.ranks import run_example, run_ranks
 
 _LOSSES = re.compile(
     r"^(K-FAC|Adam): test loss ([\d.]+) after 160 steps in [\d.]+ s on (\d) rank\(s\)$",
@@ -129,3 +131,131 @@ def test_bad_options_of_cached_origin_are_named(arguments, capsys):
     with pytest.raises(SystemExit):
         cached_origin.parse(arguments)
     assert f"{arguments[0]} {arguments[1]}" in capsys.readouterr().err
+
+
+# --- compressed_text.py
+
+
+_SUMMARY = re.compile(
+    r"^held-out loss ([\d.]+)  compression (\S+)  ([\d.]+) KiB on the wire and [\d.]+ ms per step "
+    r"on (\d) rank\(s\)$",
+    re.MULTILINE,
+)
+#: A model that has learned nothing has a loss of log 128 = 4.85.
+_LEARNED = 4.0
+#: KiB of 437,888 float32.
+_DENSE_KIB = 437_888 * 4 / 1024
+
+
+def _summary(said, size):
+    ((loss, compression, kib, ranks),) = _SUMMARY.findall(said)
+    assert int(ranks) == size
+    return float(loss), compression, float(kib)
+
+
+@AT_NIGHT  # reads 23 MB of Python
+@pytest.mark.parametrize(
+    ("launcher", "size", "codec"),
+    [
+        ("aiaccrun", 2, "mstopk:density=0.01"),
+        ("python", 1, "none"),
+        ("mpirun", 2, "none"),
+        ("torchrun", 2, "none"),
+    ],
+)
+def test_compressed_text_under_every_launcher(launcher, size, codec):
+    options = ("--steps", "60", "--compression", codec)
+    env = {"AIACC_ENGINE": "tcp"}
+    ended = run_example(launcher, size, "compressed_text.py", *options, env=env)
+    loss, compression, kib = _summary(ended.stdout, size)
+    assert loss < _LEARNED
+    assert compression == codec
+    assert kib < _DENSE_KIB * (1.01 if codec == "none" else 0.05)
+
+
+#: At most so much of what float32 takes, in so many steps. Tables of less than 16,384 elements, and
+#: biases, stay float32: 3 % of all. Of the chooser's choice is only known that it ends.
+_CODECS = {
+    "bf16": (0.52, 20),
+    "int8": (0.28, 20),
+    "mstopk:density=0.01": (0.05, 40),
+    "auto:bf16+int8": (2.0, 20),
+}
+
+
+@in_job
+def _said_of_text():
+    """By each codec."""
+    text = torch.arange(10_000) % compressed_text.SYMBOLS
+    compressed_text.load_text = lambda: compressed_text.Text(text, text)
+    said = []
+    for codec, (_, steps) in _CODECS.items():
+        with contextlib.redirect_stdout(io.StringIO()) as written:
+            options = ["--steps", str(steps), "--compression", codec]
+            compressed_text.train(compressed_text.parse(options))
+        said.append(written.getvalue())
+    return said
+
+
+def test_codecs_send_less_and_learn():
+    said, _ = run_ranks(2, _said_of_text, env={"AIACC_ENGINE": "tcp"})
+    for one, (codec, (share, _)) in zip(said, _CODECS.items(), strict=True):
+        loss, compression, kib = _summary(one, 2)
+        assert compression == codec
+        assert loss < _LEARNED, codec
+        assert kib < share * _DENSE_KIB, codec
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--steps", "-1", "--steps -1 (expected a number from 0 to"),
+        ("--compression", "int7", "codec 'int7' (expected one of none,"),
+    ],
+)
+def test_bad_options_of_compressed_text_are_named(option, value, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        compressed_text.parse([option, value])
+    assert said in str(ended.value) + capsys.readouterr().err
+
+
+@AT_NIGHT  # reads 23 MB of Python
+def test_text_is_ascii_and_long():
+    text = compressed_text.load_text()
+    assert len(text.train) > 10 * len(text.held_out) > 100_000
+    for part in (text.train, text.held_out):
+        assert 0 <= part.min() <= part.max() < compressed_text.SYMBOLS
+
+
+def test_the_model_does_not_look_ahead():
+    torch.manual_seed(0)
+    model = compressed_text.Net(width=16, heads=2, blocks=2)
+    text = torch.randint(compressed_text.SYMBOLS, (2, compressed_text.CONTEXT))
+    other = text.clone()
+    other[:, 40:] = (other[:, 40:] + 1) % compressed_text.SYMBOLS
+    with torch.no_grad():
+        before, after = model(text), model(other)
+    torch.testing.assert_close(before[:, :40], after[:, :40])
+    assert not torch.allclose(before[:, 40:], after[:, 40:])
+
+
+@in_job
+def _parts_of_text():
+    """What this rank draws, and the loss of a text of 7 pieces, and of 3, fewer than ranks."""
+    text = torch.arange(1000) % compressed_text.SYMBOLS
+    batches = compressed_text.batches(text, 4 // hvd.size(), seed=3, steps=2)
+    drawn = [[pieces.tolist() for pieces in batch] for batch in batches]
+    torch.manual_seed(0)
+    model = compressed_text.Net(width=16, heads=2, blocks=1)
+    return drawn, [compressed_text.held_out_loss(model, text, pieces) for pieces in (7, 3)]
+
+
+def test_ranks_divide_what_one_has():
+    ((whole, losses),) = run_ranks(1, _parts_of_text)
+    for size in (2, 4):
+        parts = run_ranks(size, _parts_of_text)
+        for step, batch in enumerate(whole):
+            for number, pieces in enumerate(batch):
+                assert [piece for drawn, _ in parts for piece in drawn[step][number]] == pieces
+        for _, shared in parts:
+            assert shared == pytest.approx(losses, rel=1e-5)
