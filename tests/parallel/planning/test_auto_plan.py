@@ -1,10 +1,11 @@
-"""Optimizers that plan from their own steps, also where a job starts anew or something fails."""
+"""Optimizers that follow a plan, or plan from their own steps, also where something fails."""
 
 import contextlib
 import gc
 import io
 import os
 import re
+import warnings
 from functools import partial
 
 import pytest
@@ -16,10 +17,11 @@ import aiacc
 import aiacc.torch as hvd
 from aiacc import _core
 from aiacc.planning import search
+from aiacc.planning.plan import Plan
 from aiacc.torch import auto_plan
 from aiacc.torch.reducer.consensus import least_waiting
 from aiacc.torch.units import units
-from tests.support.jobs import on_ranks
+from tests.support.jobs import join_as, on_ranks
 from tests.support.learning.training import (
     DUPLICATES,
     Alone,
@@ -27,6 +29,7 @@ from tests.support.learning.training import (
     Together,
     check_learned,
     compare,
+    distributed,
     squares,
     together,
     train,
@@ -36,20 +39,20 @@ from tests.support.learning.training import (
 STEPS = 13 + 6 * 13
 
 
-def net():
+def _net():
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Linear(8, 8).double() for _ in range(4)))
 
 
-NET = Recipe(net, partial(torch.optim.SGD, lr=0.1), squares(4, 8))
+NET = Recipe(_net, partial(torch.optim.SGD, lr=0.1), squares(4, 8))
 
 
-def start(plan="auto", make=net, **options):
+def start(plan="auto", make=_net, **options):
     """A training of this rank that plans for itself."""
     return together(NET._replace(make_model=make), plan=plan, **options)
 
 
-def check_same(value):
+def _check_same(value):
     assert len(set(map(str, hvd.allgather_object(value)))) == 1
 
 
@@ -60,7 +63,7 @@ def test_training_is_the_same_whatever_is_tried(plan, view):
     steps = partial(train, batches=range(STEPS))
     training = compare(steps, NET, plan=plan, gradient_as_bucket_view=view)
     assert training.optimizer.plan_phase == ("watch" if plan == "auto" else "nothing")
-    check_same(training.optimizer.buckets)
+    _check_same(training.optimizer.buckets)
     empty = start(plan, lambda: nn.ParameterList([nn.Parameter(torch.zeros(0))]))
     for _ in range(14):
         empty.model[0].sum().backward()
@@ -79,7 +82,7 @@ def test_ranks_that_join_early_count_anew_and_steps_without_them_are_not_kept():
         hvd.join()
         hvd.broadcast_parameters(model.state_dict(), 0)
     train(training, range(STEPS))
-    check_same(optimizer.buckets)
+    _check_same(optimizer.buckets)
     training = start()
     optimizer = training.optimizer
     if hvd.rank() == 0:
@@ -103,18 +106,6 @@ def test_a_job_that_starts_anew_plans_anew():
     assert len(optimizer.buckets) == 8
     train(training, range(20))
     assert len(optimizer.buckets) == 1
-
-
-@on_ranks(2)
-def test_grown_units_end_with_their_job():
-    units.grow(8, start().optimizer._plan, hvd.global_process_set)
-    hvd.shutdown()
-    os.environ["AIACC_UNIT_BYTES"] = "64K"
-    hvd.init()
-    start()
-    hvd.barrier()
-    hvd.barrier()
-    assert _core.stats()["unit_bytes"] == 1 << 16
 
 
 class _Changing(search.Watch):
@@ -162,7 +153,7 @@ def test_in_a_process_set_its_members_plan():
 @on_ranks(2)
 def test_frozen_and_sparse_parameters_are_in_no_plan():
     def make():
-        model = nn.ModuleDict({"rows": nn.Embedding(5, 3, sparse=True), "net": net()})
+        model = nn.ModuleDict({"rows": nn.Embedding(5, 3, sparse=True), "net": _net()})
         model["net"][0].bias.requires_grad_(False)
         return model
 
@@ -177,6 +168,10 @@ def test_frozen_and_sparse_parameters_are_in_no_plan():
         training.step()
     assert sorted(map(len, training.optimizer.buckets)) == [1, 7]
     assert training.model["rows"].weight.grad.is_sparse
+    training = start("single", lambda: _net().requires_grad_(False))
+    training.model.requires_grad_(True)  # from the first step on
+    train(training, range(20))
+    assert [len(bucket) for bucket in training.optimizer.buckets] == [8]
 
 
 @on_ranks(3, env={"AIACC_CHECK_FINITE": "raise"})
@@ -290,15 +285,7 @@ def test_a_rank_whose_times_cannot_be_read_ends_its_steps(failing):
 
 
 @on_ranks(2)
-def test_parameters_that_need_gradients_from_the_first_step_on_are_planned():
-    training = start("single", lambda: net().requires_grad_(False))
-    training.model.requires_grad_(True)
-    train(training, range(20))
-    assert [len(bucket) for bucket in training.optimizer.buckets] == [8]
-
-
-@on_ranks(2)
-def test_another_optimizer_leaves_units_as_one_has_chosen_them():
+def test_units_stay_as_one_optimizer_has_chosen_them_and_end_with_it_or_the_job():
     unit = _core.stats()["unit_bytes"]
     first = train(start(), range(STEPS))
     units.grow(8, first.optimizer._plan, hvd.global_process_set)  # as its search may have chosen
@@ -310,6 +297,14 @@ def test_another_optimizer_leaves_units_as_one_has_chosen_them():
     hvd.barrier()
     assert _core.stats()["unit_bytes"] == unit
     assert not third._plan._seconds
+    units.grow(8, third._plan, hvd.global_process_set)
+    hvd.shutdown()
+    os.environ["AIACC_UNIT_BYTES"] = "64K"
+    hvd.init()
+    start()
+    hvd.barrier()
+    hvd.barrier()
+    assert _core.stats()["unit_bytes"] == 1 << 16
 
 
 @on_ranks(2)
@@ -339,3 +334,172 @@ def test_an_optimizer_that_is_dropped_leaves_nothing():
     hvd.shutdown()
     hvd.init()
     assert len(hooks) == before
+
+
+# --- ranks that call `step` unequally often, and reduce equally often, as after errors on one
+
+
+#: Steps that the first rank ends in another way: some step, and those that end a phase.
+_ODD = (3, 5, 12)
+
+
+def _forward(model):
+    return model(torch.ones(2, 8).double()).sum()
+
+
+def _retries(model, optimizer, odd):
+    """Nothing was reduced when the closure failed."""
+
+    def fails():
+        raise RuntimeError("no memory, say")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = _forward(model)
+        loss.backward()
+        return loss
+
+    if odd:
+        with pytest.raises(RuntimeError, match="no memory, say"):
+            optimizer.step(fails)
+    optimizer.step(closure)
+
+
+def _refused(model, optimizer, odd, step=None, scale=lambda loss: loss):
+    """All was reduced, but not to the liking of this rank, which leaves the batch out."""
+    optimizer.zero_grad()
+    scale(_forward(model)).backward()
+    if odd:
+        model[2].weight.grad.mul_(1.0)  # it has left
+        with pytest.raises(ValueError, match="was written to between backward"):
+            (step or optimizer.synchronize)()
+    elif step is None:
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    else:
+        step()
+
+
+def _refused_in_step(model, optimizer, odd):
+    _refused(model, optimizer, odd, optimizer.step)
+
+
+def _refused_for_scaler(model, optimizer, odd):
+    """The same where a scaler synchronises."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    _refused(model, optimizer, odd, lambda: scaler.step(optimizer), scaler.scale)
+
+
+def _left_out(model, optimizer, odd):
+    """What comes between the two calls fails here."""
+    optimizer.zero_grad()
+    _forward(model).backward()
+    optimizer.synchronize()
+    if not odd:
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+_WAYS = _retries, _refused, _refused_in_step, _refused_for_scaler, _left_out
+
+
+@pytest.mark.parametrize("arguments", [{"plan": "auto"}, {"compression": "auto"}, {}])
+@on_ranks(2, starts=False)
+def test_what_searches_or_is_profiled_counts_reductions(arguments, tmp_path):
+    """Of a profile further optimizers have files of their own: net.2.json and so on."""
+    os.environ["AIACC_PROFILE"] = "" if arguments else str(tmp_path / "net.json")
+    join_as("ab" if arguments else "aa")
+    for step in _WAYS:
+        model = _net()
+        sgd = torch.optim.SGD(model.parameters(), 0.001)
+        optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), **arguments)
+        for number in range(STEPS if "plan" in arguments else 30):
+            step(model, optimizer, number in _ODD and hvd.rank() == 0)
+        _check_same(optimizer.buckets)
+        if "plan" in arguments:
+            assert optimizer.plan_phase == "watch"
+    hvd.barrier()
+    files = ["net.2.json", "net.3.json", "net.4.json", "net.5.json", "net.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ([] if arguments else files)
+
+
+# --- a plan that is given
+
+
+PLAN = Plan(
+    "mine",
+    (("3.bias", "3.weight", "2.bias", "2.weight", "1.bias"), ("1.weight", "0.bias", "0.weight")),
+)
+FOUR_STEPS = partial(train, batches=range(4))
+
+
+@on_ranks(3)
+def test_ranks_with_different_plans_are_told():
+    # One of the ranks has another plan than the others, or none.
+    other = Plan("other", (("3.bias",), *PLAN.buckets[1:]))
+    first = f"plan {PLAN.digest[:12]} of 2 buckets"
+    for odd, text in (
+        (other, f"plan {other.digest[:12]} of 2 buckets"),
+        (None, "no plan"),
+        ("auto", "plan='auto'"),
+    ):
+        who = (
+            f"this one {first}, another",
+            f"rank 0 {first}, this one {text}",
+            "rank 0 and this one",
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            training = together(NET, plan=odd if hvd.rank() == 1 else PLAN)
+        told = f"given different plans, groups or buckets: {who[hvd.rank()]}.*"
+        for _ in range(2):
+            training.refused(FOUR_STEPS, f"{told}; pass the same plan, loaded")
+    training = together(NET, plan="auto", gradient_as_bucket_view=hvd.rank() == 1)
+    asked = "plan='auto'" + " and gradient_as_bucket_view" * (hvd.rank() == 1)
+    training.refused(FOUR_STEPS, f"this one {asked}( .expected|, another)")
+
+    # Groups of the same shapes, which operations cannot tell apart.
+    model = _net()
+    ends = (model[:2], model[1::-1])[hvd.rank() == 1]
+    groups = [[one.weight, other.bias] for one, other in zip(model[:2], ends, strict=True)]
+    training = Together(
+        model,
+        distributed(model, NET.make_optimizer(model.parameters()), groups=groups),
+        NET.loss,
+    )
+    training.refused(
+        FOUR_STEPS, "given different plans, groups or buckets: .*2 groups of names with"
+    )
+
+
+@pytest.mark.parametrize("joins", [False, True])
+@on_ranks(3)
+def test_ranks_that_differ_in_plan_and_compression_are_told_both(joins):
+    """Also while a rank has joined, to which nothing can be sent."""
+    if hvd.rank() == 2 and joins:
+        hvd.join()
+        return
+    plan, compression = ((PLAN, "int8"), (None, "none"), (PLAN, "int8"))[hvd.rank()]
+    training = together(NET, plan=plan, compression=compression)
+    asked = f"plan {PLAN.digest[:12]} of 2 buckets and Policy(int8)", "no plan and no codec"
+    mine = f"this one {asked[hvd.rank() == 1]}"
+    if not joins and hvd.rank() > 0:
+        mine = f"rank 0 {asked[0]}, {mine}" if hvd.rank() == 1 else f"rank 0 and {mine}, another"
+    text = f"given different plans, groups or buckets and compression: {mine}"
+    training.refused(FOUR_STEPS, re.escape(text))
+    if joins:
+        hvd.join()
+
+
+@on_ranks(2)
+def test_what_a_plan_leaves_out_goes_by_itself():
+    half = Plan("half", PLAN.buckets[:1])
+    with pytest.warns(UserWarning, match="plan leaves out 3 of 8 parameters, '0.weight' for one"):
+        compare(FOUR_STEPS, NET, plan=half)
+    model = _net()
+    model[0].requires_grad_(False)
+    model[1].weight.requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # what is frozen has no gradient to plan
+        distributed(model, NET.make_optimizer(model.parameters()), plan=half)

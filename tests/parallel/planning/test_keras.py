@@ -93,10 +93,7 @@ def test_the_buckets_of_a_plan_give_the_same_training():
             assert groups == [[[2], [2, 2], [2]], [[2, 2], [2]]]
             said = "plan leaves out 1 of 6 variables, 'first/kernel"
             assert any(said in str(one.message) for one in caught)
-
-
-@in_tensorflow
-def test_sums_of_several_passes_travel_by_the_plan():
+    # Sums of several passes travel by the plan, too.
     optimizer = _distributed(PLAN, backward_passes_per_step=2)
     groups, _ = _groups_of(lambda: fitted(NET, optimizer, functional))
     assert [len(group) for group in groups] == [3, 2]
