@@ -17,7 +17,6 @@ from aiacc.compression.watch import MIX, CompressionWatch
 from aiacc.torch import auto_compression
 from tests.support.jobs import join_as, on_ranks
 from tests.support.learning.training import check_same_everywhere
-from tests.support.ranks import run_ranks
 
 _STEPS = 60
 #: Costs of a network so slow that all pays, of one so fast that nothing does, and between.
@@ -113,31 +112,6 @@ def test_ranks_choose_alike():
     job.step()
     assert not job.keeps
     assert hvd.allgather_object(job.codecs) == [job.codecs] * hvd.size()
-
-
-def _on_one_host(costs):
-    join_as("aa")
-    if costs is not None:
-        auto_compression.fit_steps = lambda steps: costs
-    job = _Auto().settle()
-    job.step()
-    hvd.shutdown()
-    return job.said, set(job.codecs.values())
-
-
-@pytest.mark.parametrize(
-    ("costs", "env", "text"),
-    [
-        (None, {}, "all ranks share one host, where nothing is coded"),
-        (_USUAL, {"AIACC_ENGINE": "tcp"}, " on 2 x 1 ranks, predicted "),
-    ],
-)
-def test_ranks_of_one_host_choose_only_where_they_share_no_memory(costs, env, text):
-    (said, codecs), (nothing, same) = run_ranks(2, _on_one_host, costs, env=env)
-    assert text in said
-    assert "two_level" not in said
-    assert nothing == ""
-    assert costs or codecs == same == {"none"}
 
 
 @on_ranks(2)
@@ -254,35 +228,45 @@ def test_a_process_set_counts_its_own_hosts():
     hvd.barrier()
 
 
-@pytest.mark.parametrize(
-    ("costs", "descriptors", "text"),
-    [
-        ((_SLOW, _SLOW), None, "mix: int8 for 1 bucket"),
-        # A rank that waits for another does not decide.
-        ((_SLOW, _FAST), None, "mix: none for 1 bucket"),
-        ((_FAST, _SLOW), None, "mix: none for 1 bucket"),
-        ((_SLOW, None), None, "these steps send nothing that compression would shorten"),
-        # One rank may hardly open anything more: codes need more sockets.
-        ((_SLOW, _SLOW), 70, "mix: none for 1 bucket"),
-    ],
-)
+#: Hosts, engine, costs that each rank sees (None: it knows none), descriptors that rank 1 may open.
+_DECISIONS = [
+    ("ab", "auto", (_SLOW, _SLOW), None, "mix: int8 for 1 bucket"),
+    # A rank that waits for another does not decide.
+    ("ab", "auto", (_SLOW, _FAST), None, "mix: none for 1 bucket"),
+    ("ab", "auto", (_FAST, _SLOW), None, "mix: none for 1 bucket"),
+    ("ab", "auto", (_SLOW, None), None, "these steps send nothing that compression would shorten"),
+    # Codes need more sockets.
+    ("ab", "auto", (_SLOW, _SLOW), 70, "mix: none for 1 bucket"),
+    # Only those that share no memory choose.
+    ("aa", "auto", (_SLOW, _SLOW), None, "all ranks share one host, where nothing is coded"),
+    ("aa", "tcp", (_SLOW, _SLOW), None, " on 2 x 1 ranks, predicted "),
+]
+
+
 @on_ranks(2)
-def test_what_all_ranks_see_decides(costs, descriptors, text):
-    """Each rank has costs of its own; None: it does not know any."""
-    _pretend()
-    mine = costs[hvd.rank()]
+def test_what_all_ranks_see_decides():
+    free = auto_compression._free_descriptors
+    assert 0 < free() <= 1 << 20
+    for hosts, engine, costs, descriptors, text in _DECISIONS:
+        os.environ["AIACC_ENGINE"] = engine
+        _pretend(hosts=hosts)
+        mine = costs[hvd.rank()]
 
-    def fit_steps(steps):
-        if mine is None:
-            raise ValueError("no operations")
-        return mine
+        def fit_steps(steps, mine=mine):
+            if mine is None:
+                raise ValueError("no operations")
+            return mine
 
-    auto_compression.fit_steps = fit_steps
-    auto_compression.busy_s = lambda steps: sum(mine or (0.0, 0.0))
-    assert 0 < auto_compression._free_descriptors() <= 1 << 20
-    if descriptors is not None and hvd.rank() == 1:
-        auto_compression._free_descriptors = lambda: descriptors
-    assert (text in _Auto("auto:int8").settle().said) == (hvd.rank() == 0)
+        auto_compression.fit_steps = fit_steps
+        auto_compression.busy_s = lambda steps, mine=mine: sum(mine or (0.0, 0.0))
+        few = descriptors if hvd.rank() == 1 else None
+        auto_compression._free_descriptors = lambda few=few: free() if few is None else few
+        job = _Auto("auto:int8").settle()
+        assert (text in job.said) == (hvd.rank() == 0), (text, job.said)
+        assert "two_level" not in job.said
+        if (hosts, engine) == ("aa", "auto"):
+            job.step()
+            assert set(job.codecs.values()) == {"none"}
 
 
 @on_ranks(2)

@@ -20,9 +20,7 @@ from tests.gpu import bodies, coded_bodies, factor_bodies, optim_bodies
 from tests.parallel.compression import (
     test_error_feedback,
     test_events,
-    test_nothing_is_lost,
     test_operations,
-    test_refusals,
 )
 from tests.parallel.torch import (
     test_adasum,
@@ -83,7 +81,7 @@ def test_codes_of_make_gpu_check(size, body):
 _TCP = {"AIACC_ENGINE": "tcp"}
 # Without powersgd, which is for gradients in host memory.
 _EVENTS = [p for p in test_events.POLICIES if p.codec.name != "powersgd"]
-_CONSERVED = [{"kind": kind} for kind in test_nothing_is_lost.POLICIES if kind != "powersgd"]
+_CONSERVED = [{"kind": kind} for kind in test_error_feedback.POLICIES if kind != "powersgd"]
 
 
 @pytest.mark.parametrize(
@@ -92,10 +90,10 @@ _CONSERVED = [{"kind": kind} for kind in test_nothing_is_lost.POLICIES if kind !
         (test_operations.test_every_operation_is_as_close_as_theory_says, {}),
         (test_operations.test_compressors_are_codecs_and_chance_is_the_same_on_all_ranks, {}),
         (test_operations.test_what_is_not_finite_on_one_rank_is_so_on_all, {}),
-        (test_refusals.test_what_is_not_for_codecs_is_refused_by_name, {}),
-        (test_nothing_is_lost.test_sparse_gradients_are_gathered_beside_coded_ones, {}),
+        (test_operations.test_what_is_not_for_codecs_is_refused_by_name, {}),
+        (test_error_feedback.test_sparse_gradients_are_gathered_beside_coded_ones, {}),
         *(
-            (test_nothing_is_lost.test_sums_and_what_is_kept_are_all_there_was, k)
+            (test_error_feedback.test_sums_and_what_is_kept_are_all_there_was, k)
             for k in _CONSERVED
         ),
     ],
@@ -122,9 +120,9 @@ def test_ranks_agree_after_a_join_on_a_gpu(port):
 
 def _coded_hooks():
     test_error_feedback.like_references(["hook"])
-    test_nothing_is_lost.conserved_by_a_hook(test_nothing_is_lost.POLICIES["topk"])
+    test_error_feedback.conserved_by_a_hook(test_error_feedback.POLICIES["topk"])
     test_events.unused(test_events.POLICIES[0])
-    test_refusals.test_hooks_that_compress_in_different_ways_are_an_error.__wrapped__()
+    test_operations.test_hooks_that_compress_in_different_ways_are_an_error.__wrapped__()
     test_error_feedback.test_parameters_trained_later_are_watched_while_a_hook_is_there.__wrapped__()
 
 
