@@ -6,12 +6,10 @@ import pickle
 import sys
 from pathlib import Path
 
-import keras
-import numpy as np
 import pytest
-import tensorflow as tf
+import tensorflow as tf  # noqa: F401  so ranks are forked from what has imported it
 
-from aiacc.compat.horovod import counterpart, install, interpreter
+from aiacc.compat.horovod import install, interpreter
 from aiacc.run.command import SITE, as_horovod
 from tests.support.jobs import on_ranks
 from tests.support.programs import ROOT, run_program
@@ -71,23 +69,21 @@ def test_installed_by_the_environment():
     assert run("import sys; print('aiacc' in sys.modules)", **environment) == ["False"]
 
 
-def test_a_hidden_sitecustomize_runs_too(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text("print('theirs')")
+@pytest.mark.parametrize("theirs", ["print('theirs')", "import a_module_that_is_not_there"])
+def test_a_hidden_sitecustomize_runs_too_and_its_error_is_its_own(tmp_path, theirs):
+    hidden = tmp_path / "sitecustomize.py"
+    hidden.write_text(theirs)
     paths = as_horovod({"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
     program = (
-        "import sys, sitecustomize, horovod.common.util\n"
-        f"print(sitecustomize.__file__, {str(SITE)!r} in sys.path)"
+        "import sys, horovod.common.util; found = sys.modules.get('sitecustomize')\n"
+        f"print(getattr(found, '__file__', ''), {str(SITE)!r} in sys.path)"
     )
-    assert run(program, **paths) == ["theirs", str(tmp_path / "sitecustomize.py"), "False"]
-
-
-def test_an_error_of_a_hidden_sitecustomize_is_its_own(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text("import a_module_that_is_not_there")
-    paths = as_horovod({"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
-    command = [sys.executable, "-c", "import horovod.common.util; print('good')"]
+    command = [sys.executable, "-c", program]
     done = run_program(command, env={**rank_environment({}), **paths}, check=True)
-    assert done.stdout.split() == ["good"]
-    assert "a_module_that_is_not_there" in done.stderr
+    if "print" in theirs:
+        assert done.stdout.split() == ["theirs", str(hidden), "False"]
+    else:
+        assert "a_module_that_is_not_there" in done.stderr
 
 
 def test_a_call_installs_it_unless_the_real_horovod_came_first(tmp_path):
@@ -110,26 +106,6 @@ assert not hasattr(horovod, "real")
 print("good")
 """
     assert run(program) == ["good"]
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        ("horovod.torch", "aiacc.torch"),
-        ("horovod.torch.mpi_ops", "aiacc.torch.mpi_ops"),
-        ("horovod.torch.elastic.state", "aiacc.torch.elastic.state"),
-        ("horovod.common.util", "aiacc.capabilities"),
-        ("horovod.tensorflow", "aiacc.tensorflow"),
-        ("horovod.tensorflow.keras.callbacks", "aiacc.tensorflow.keras.callbacks"),
-        ("horovod.keras", "aiacc.keras"),
-        ("horovod.keras.callbacks", "aiacc.tensorflow.keras.callbacks"),
-        ("horovod.torches", None),
-        ("horovod.mxnet", None),
-        ("horovod", None),
-    ],
-)
-def test_counterparts(theirs, ours):
-    assert counterpart(theirs) == ours
 
 
 def test_paths_are_not_repeated():
@@ -184,7 +160,13 @@ subprocess.run([sys.executable, "-c", "import horovod.common.util"], check=True)
 
 @pytest.mark.parametrize(
     "launcher",
-    ["aiaccrun", "srun", "torchrun", pytest.param("mpirun", marks=pytest.mark.mpi)],
+    [
+        "aiaccrun",
+        "srun",
+        # The commands of the page for those who come from Horovod start these.
+        pytest.param("torchrun", marks=pytest.mark.nightly),
+        pytest.param("mpirun", marks=[pytest.mark.mpi, pytest.mark.nightly]),
+    ],
 )
 def test_any_launcher_runs_an_unchanged_script(launcher, tmp_path):
     script = tmp_path / "train.py"
@@ -198,7 +180,7 @@ def test_any_launcher_runs_an_unchanged_script(launcher, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("train.py?*")) == ["train.py.0", "train.py.1"]
 
 
-@on_ranks(2, starts=False)
+@on_ranks(1, starts=False)
 def test_tensorflow_and_keras():
     install()
     import horovod.keras as of_keras
@@ -223,20 +205,3 @@ def test_tensorflow_and_keras():
         assert importlib.import_module(theirs) is sys.modules[name], theirs
         assert sys.modules[name].__spec__.name == sys.modules[name].__name__ == name
     assert pickle.loads(pickle.dumps(Compression.fp16)) is Compression.fp16
-
-    hvd.init()
-    weight = tf.Variable(float(hvd.rank()))
-    hvd.broadcast_variables([weight], root_rank=0)
-    with tf.GradientTape() as tape:
-        loss = weight * (hvd.rank() + 1.0)
-    gradient = hvd.DistributedGradientTape(tape).gradient(loss, weight)
-    assert (weight.numpy(), gradient.numpy(), hvd.size_op().numpy()) == (0.0, 1.5, 2)
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
-    optimizer = of_keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
-    model.compile(optimizer=optimizer, loss=lambda y, x: x)
-    copy = of_keras.callbacks.BroadcastGlobalVariablesCallback(0)
-    x = np.full((1, 1), hvd.rank() + 1.0)
-    model.fit(x, x, verbose=0, callbacks=[copy])
-    before = model.get_weights()[0]
-    model.fit(x, x, verbose=0)
-    np.testing.assert_allclose(model.get_weights()[0], before - 0.15, rtol=1e-5)

@@ -6,8 +6,7 @@ imported, it leaves out what the backend that it is told of cannot do. Here it i
 is told the name of the backend that is to be tested. Tests of small groups ask for more ranks than
 the others.
 
-    python -m tests.compat.torch_distributed_tests                    # all; writes RESULTS
-    python -m tests.compat.torch_distributed_tests aiacc test_scatter ...   # these
+    python -m tests.compat.torch_distributed_tests    # writes RESULTS
 """
 
 from __future__ import annotations
@@ -212,10 +211,6 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--here"]:
         backend, ranks, target, *names = arguments[1:]
         _run_here(backend, ranks, target, names)
-    elif arguments:
-        backend, *names = arguments
-        for name, outcome in run(backend, RANKS[0], names).items():
-            sys.stdout.write(f"{outcome['outcome']}: {name} {outcome['reason']}\n")
     else:
         results = report({backend: run_all(backend) for backend in ("aiacc", "gloo")})
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")

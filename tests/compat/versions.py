@@ -18,9 +18,9 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from tests.support.ranks import ROOT, rank_environment
 
@@ -38,25 +38,21 @@ NEED_TORCH = {
 }
 
 
-@dataclass(frozen=True)
-class Cell:
-    """What is installed, and which tests run on it.
+class Cell(NamedTuple):
+    """What is installed, and which tests run on it."""
 
-    Attributes:
-        packages: For pip, with what they depend on.
-        alone: For pip, without it: tf_keras wants tensorflow where tensorflow-cpu stands for it.
-        python: "3.10", say, to be found on PATH; "" the one that runs this.
-        tests: Files and folders.
-        without: Names of tests that do not run, and why.
-        shown: Packages whose versions RESULTS has.
-    """
-
+    #: For pip, with what they depend on.
     packages: tuple[str, ...]
+    #: Files and folders.
     tests: tuple[str, ...]
+    #: Packages whose versions RESULTS has.
     shown: tuple[str, ...]
+    #: For pip, alone: tf_keras wants tensorflow where tensorflow-cpu stands for it.
     alone: tuple[str, ...] = ()
+    #: "3.10", say, to be found on PATH; "" the one that runs this.
     python: str = ""
-    without: Mapping[str, str] = field(default_factory=dict)
+    #: Names of tests that do not run, and why.
+    without: Mapping[str, str] = MappingProxyType({})
 
 
 def _tensorflow(version: str, keras: str, tf_keras: str) -> Cell:
@@ -172,16 +168,6 @@ def summary_of(report: str) -> dict[str, Any]:
     return {"passed": passed, "skipped": skipped, "failed": failed}
 
 
-def table(results: dict[str, Any]) -> str:
-    """The results for people: one line for each cell."""
-    lines = [f"{'cell':<26}passed skipped  failed  versions"]
-    for name, result in results.items():
-        found = ", ".join(f"{what} {version}" for what, version in result["versions"].items())
-        counts = f"{result['passed']:>6} {len(result['skipped']):>7}  {len(result['failed']):>6}"
-        lines.append(f"{name:<26}{counts}  {found}")
-    return "\n".join(lines) + "\n"
-
-
 def main(names: Sequence[str]) -> int:
     """See the module; 1 if a test failed."""
     unknown = sorted(set(names) - set(CELLS))
@@ -194,7 +180,7 @@ def main(names: Sequence[str]) -> int:
     results = {name: found[name] for name in CELLS if name in found}
     not_run = {name: dict(cell.without) for name, cell in CELLS.items() if cell.without}
     RESULTS.write_text(json.dumps({"not run": not_run, "results": results}, indent=1) + "\n")
-    sys.stdout.write(table(results))
+    sys.stdout.write(RESULTS.read_text())
     return int(any(result["failed"] for result in now.values()))
 
 
