@@ -48,7 +48,7 @@ def free_job(step: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("-n", "-np", type=int, default=1, dest="tasks")
-    parser.add_argument("--nodelist", default="one")
+    parser.add_argument("--nodelist", default=os.environ.get("SLURM_NODELIST", "one"))
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     job = free_job(0)

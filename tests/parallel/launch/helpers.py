@@ -31,10 +31,9 @@ def loaded_mpi(flavour):
     raise AssertionError(f"no library of {flavour}")
 
 
-def exchange(generations, rounds, *, environment=None, config=None, timeout_s=PATIENT_S):
+def exchange(generations, rounds, *, timeout_s=PATIENT_S):
     """Bootstrap ``generations`` times; name of the provider."""
-    environment = environment or launcher_environment()
-    config = config or _core.config()
+    environment, config = launcher_environment(), _core.config()
     name = ""
     for generation in range(generations):
         provider = select_provider(environment, config)

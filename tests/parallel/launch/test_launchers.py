@@ -88,6 +88,14 @@ def meet(late_attempts, folder, generations):
     return text, exchange_and_leave_nothing(generations), who_am_i()
 
 
+def place_of(rank, hosts):
+    """What `who_am_i` says where rank r is on host ``hosts[r]``."""
+    local = hosts[:rank].count(hosts[rank])
+    alike = [host for host in sorted(set(hosts)) if hosts.count(host) > local]
+    of_host = (local, hosts.count(hosts[rank]), alike.index(hosts[rank]), len(alike))
+    return (rank, len(hosts), *of_host)
+
+
 @pytest.mark.parametrize(("launcher", "name", "late_attempts"), LAUNCHERS)
 @pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("generations", OFTEN)
@@ -97,11 +105,15 @@ def test_ranks_meet_often_and_leave_nothing_also_after_one_was_missing(
     meeting, waiting = tmp_path / "meeting", tmp_path / "waiting"
     waiting.mkdir()
     folder = pipes(waiting, *(str(rank) for rank in range(size) if rank != 1))
-    env = {"AIACC_ADDR": "", "AIACC_RENDEZVOUS_FILE": str(meeting)} if name == "file" else {}
+    env = {
+        "file": {"AIACC_ADDR": "", "AIACC_RENDEZVOUS_FILE": str(meeting)},
+        "slurm": {"SLURM_NODELIST": "localhost,127.0.0.1"},  # both mean this machine
+    }.get(name, {})
+    hosts = "aabb"[:size] if name == "slurm" else "a" * size
     found = run_ranks(size, meet, late_attempts, folder, generations, launcher=launcher, env=env)
     texts, names, places = zip(*found, strict=True)
     assert names == (name,) * size
-    assert places == tuple((rank, size, rank, size, 0, 1) for rank in range(size))
+    assert places == tuple(place_of(rank, hosts) for rank in range(size))
     for text in texts[:1] + texts[2:] if late_attempts else ():
         assert name in text
         assert "rank" in text
@@ -112,7 +124,7 @@ def test_ranks_meet_often_and_leave_nothing_also_after_one_was_missing(
 @pytest.mark.parametrize(("launcher", "size"), [("aiaccrun", 2), ("python", 1)])
 def test_ranks_and_sizes(launcher, size):
     answers = run_ranks(size, who_am_i, launcher=launcher)
-    assert answers == [(rank, size, rank, size, 0, 1) for rank in range(size)]
+    assert answers == [place_of(rank, "a" * size) for rank in range(size)]
 
 
 PLACE = """
@@ -155,38 +167,12 @@ def start_with(variables):
     return place
 
 
-def as_task(job, steps, tasks, nodes):
-    """Rank by rank the tasks of one step after the other."""
-    number = int(os.environ.pop("AIACC_RANK"))
-    for name in ("AIACC_SIZE", "AIACC_ADDR"):
-        del os.environ[name]
-    step, task = divmod(number, tasks)
-    return start_with(fake_srun.task_variables(tasks, nodes, job, steps[step])[task])
-
-
-@pytest.mark.parametrize(
-    ("steps", "tasks", "nodes", "places"),
-    [
-        ((1, 2), 2, "localhost", [(0, 2, 0, 2), (1, 2, 1, 2)] * 2),
-        # The first node has two tasks; both names mean this machine.
-        ((0,), 3, "localhost,127.0.0.1", [(0, 3, 0, 2), (1, 3, 1, 2), (2, 3, 0, 1)]),
-    ],
-    ids=["two at once", "on two nodes"],
-)
-def test_steps_of_slurm(steps, tasks, nodes, places):
-    job = fake_srun.free_job(steps[0])
-    assert run_ranks(len(places), as_task, job, steps, tasks, nodes) == places
-
-
-def test_python_in_a_batch_script_is_alone():
-    batch = fake_srun.task_variables(4, "localhost", 7, 0)[0] | {"SLURM_STEP_ID": "4294967291"}
-    assert run_ranks(1, start_with, batch, launcher="python") == [(0, 1, 0, 1)]
-
-
-def test_the_port_of_a_step_is_taken():
+def test_a_shell_of_slurm_is_alone_and_a_task_is_told_that_its_port_is_taken():
     job = fake_srun.free_job(0)
-    tasks = fake_srun.task_variables(2, "localhost", job, 0)
+    task = fake_srun.task_variables(2, "localhost", job, 0)[0]
+    shell = task | {"SLURM_STEP_ID": "4294967291"}  # of a batch script
+    assert run_ranks(1, start_with, shell, launcher="python") == [(0, 1, 0, 1)]
     with socket.create_server(("127.0.0.1", step_port(job, 0))):
-        (text,) = run_ranks(1, start_with, tasks[0], launcher="python")
+        (text,) = run_ranks(1, start_with, task, launcher="python")
     assert f"cannot listen on 127.0.0.1:{step_port(job, 0)}: the port is taken by process" in text
     assert "AIACC_ADDR=host:port on all of them sets another" in text

@@ -106,30 +106,28 @@ def _run(flavour, ranks, mib, env):
 
 
 @pytest.mark.parametrize(
-    ("flavour", "mib", "engine"),
+    ("flavour", "mib", "asked", "engine"),
     [
-        pytest.param("mpich", 128, "hierarchical-mpi", id="enough"),
+        pytest.param("mpich", 128, "auto", "hierarchical-mpi", id="enough"),
         # Between these MPICH crashes in MPI_Init; with less it takes what is not there (SIGBUS).
-        pytest.param("mpich", 18, "hierarchical", id="too small for MPICH"),
-        pytest.param("openmpi", 18, "hierarchical-mpi", id="enough for Open MPI"),
-        pytest.param("mpich", 1, "hierarchical", id="next to nothing"),
-        pytest.param("openmpi", 1, "hierarchical", id="Open MPI", marks=nightly),
+        pytest.param("mpich", 18, "auto", "hierarchical", id="too small for MPICH"),
+        pytest.param("openmpi", 18, "auto", "hierarchical-mpi", id="enough for Open MPI"),
+        pytest.param("mpich", 1, "auto", "hierarchical", id="next to nothing"),
+        pytest.param("openmpi", 1, "auto", "hierarchical", id="Open MPI", marks=nightly),
+        pytest.param("mpich", 1, "mpi", "", id="asked for MPICH"),
+        pytest.param("openmpi", 1, "mpi", "", id="asked for Open MPI", marks=nightly),
     ],
 )
-def test_auto_falls_back_and_says_why(flavour, mib, engine):
-    status, output = _run(flavour, 4, mib, {"PRETEND_HOSTS": "2"})
-    assert status == 0, output
-    expected = [f"<{rank} on {engine}>" for rank in range(4)]
+def test_auto_falls_back_and_says_why_and_mpi_that_was_asked_for_is_an_error(
+    flavour, mib, asked, engine
+):
+    status, output = _run(flavour, 4, mib, {"AIACC_ENGINE": asked, "PRETEND_HOSTS": "2"})
+    expected = [f"<{rank} on {engine}>" for rank in range(4) if engine]
     assert sorted(re.findall(r"<\d on [-\w]+>", output)) == expected, output
+    assert (status == 0) == bool(engine), output
     lines = [line for line in output.splitlines() if "tensors travel by hierarchical" in line]
-    assert len(lines) == (1 if engine == "hierarchical" else 0), output
-    if lines:
-        assert f"/dev/shm has {mib} MiB left" in lines[0]
-
-
-@pytest.mark.parametrize("flavour", ["mpich", pytest.param("openmpi", marks=nightly)])
-def test_mpi_that_was_asked_for_is_an_error_on_every_rank(flavour):
-    status, output = _run(flavour, 2, 1, {"AIACC_ENGINE": "mpi", "PRETEND_HOSTS": "2"})
-    assert status != 0
-    assert "engine mpi cannot run on rank 0: /dev/shm has 1 MiB left" in output
+    assert len(lines) == (engine == "hierarchical"), output
+    assert all(f"/dev/shm has {mib} MiB left" in line for line in lines)
+    refused = "engine mpi cannot run on rank 0: /dev/shm has 1 MiB left"
+    assert (refused in output) == (not engine)
     assert "Bus error" not in output

@@ -111,16 +111,17 @@ def test_a_job_without_use_for_mpi_leaves_it_alone(tmp_path, flavour, built, env
     assert "tensors travel by" not in output
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
-@pytest.mark.parametrize("step", ["", "-init"], ids=["loaded", "initialised"])
-def test_an_mpi_that_is_there_already_is_used(tmp_path, flavour, step):
-    _check(_run(flavour, _build(tmp_path, FLAVOURS), flavour + step), "mpi", [flavour])
-
-
-@pytest.mark.parametrize("netmod", ["ofi", "ucx"])
-def test_a_script_may_finalise_an_mpi_that_is_between_nodes(tmp_path, netmod):
-    env = {"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": netmod}
-    _check(_run("mpich", _build(tmp_path, FLAVOURS), "mpich-init", env=env), "mpi", ["mpich"])
+@pytest.mark.parametrize(
+    ("flavour", "call", "netmod"),
+    [
+        *((flavour, call, "") for flavour in FLAVOURS for call in ("", "-init")),
+        *(("mpich", "-init", netmod) for netmod in ("ofi", "ucx")),  # between nodes
+    ],
+)
+def test_an_mpi_that_is_there_already_is_used(tmp_path, flavour, call, netmod):
+    env = {"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": netmod} if netmod else {}
+    run = _run(flavour, _build(tmp_path, FLAVOURS), flavour + call, env=env)
+    _check(run, "mpi", [flavour])
 
 
 @pytest.mark.parametrize("flavour", ["mpich", pytest.param("openmpi", marks=nightly)])

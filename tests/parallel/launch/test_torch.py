@@ -8,49 +8,38 @@ import pytest
 import torch.distributed as dist
 
 import aiacc.torch as hvd
-from aiacc import _core
 from aiacc.bootstrap.records import Record
-from aiacc.config import LauncherEnvironment, TorchrunEnvironment
 from aiacc.exceptions import BootstrapError
 from tests.parallel.launch.helpers import exchange
 from tests.support.jobs import on_ranks
 from tests.support.ranks import free_port, run_ranks
 
 
-def torch_environment(port, *, agent_store):
-    """As if RANK, WORLD_SIZE and MASTER_* had been set by hand, or by an agent."""
-    config = dict(_core.config())
-    environment = TorchrunEnvironment(
-        rank=int(config["rank"]),
-        size=int(config["size"]),
-        local_rank=-1,
-        local_size=-1,
-        master_addr="127.0.0.1",
-        master_port=port,
-        agent_store=agent_store,
-        restart_count=0,
-        run_id="",
-    )
-    unset = {**config, "rank": -1, "size": -1, "addr": ""}
-    return {"environment": LauncherEnvironment(torchrun=environment, mpi=None), "config": unset}
+def be_told(port, agent):
+    """What torchrun tells this rank, or without an agent a user by hand; its number."""
+    for ours, theirs in (("AIACC_RANK", "RANK"), ("AIACC_SIZE", "WORLD_SIZE")):
+        os.environ[theirs] = os.environ.pop(ours, os.environ.get(theirs))
+    os.environ.pop("AIACC_ADDR", None)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(agent)
+    return int(os.environ["RANK"])
 
 
 def meet_and_be_refused(ports, taken):
     """What is said of a port that somebody else has, after meetings at free ones."""
     orders = ("exchange", "torch exchange torch", "exchange torch exchange")
     for order, port in zip(orders, ports, strict=True):
-        told = torch_environment(port, agent_store=False)
-        place = told["environment"].torchrun
+        rank = be_told(port, agent=False)
         for step in order.split():
             if step == "exchange":
-                assert exchange(3, 2, **told) == "torchrun", order
+                assert exchange(3, 2) == "torchrun", order
             else:
-                method = f"tcp://127.0.0.1:{port}"
-                dist.init_process_group("gloo", method, rank=place.rank, world_size=place.size)
+                dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
                 dist.barrier()
                 dist.destroy_process_group()
+    be_told(taken, agent=False)
     with pytest.raises(BootstrapError) as raised:
-        exchange(1, 1, **torch_environment(taken, agent_store=False), timeout_s=2.0)
+        exchange(1, 1, timeout_s=2.0)
     return str(raised.value)
 
 
@@ -64,8 +53,7 @@ def test_rank_0_hosts_the_store_and_shares_it_with_torch_unless_its_port_is_take
 
 @on_ranks(2, starts=False)
 def test_a_store_with_entries_of_an_earlier_life(port):
-    told = torch_environment(port, agent_store=True)
-    rank = told["environment"].torchrun.rank
+    rank = be_told(port, agent=True)
     # Rank 0 plays the agent, whose store has seen an earlier life of the job.
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     if rank == 0:
@@ -77,7 +65,7 @@ def test_a_store_with_entries_of_an_earlier_life(port):
                 store.set(f"aiacc/0/0/{n}/seen/{stale}", seen)
         store.set("earlier life", "over")
     store.wait(["earlier life"])
-    exchange(2, 2, **told)
+    exchange(2, 2)
     if rank == 0:  # with it ends the store
         store.wait(["finished"])
     else:
@@ -104,13 +92,10 @@ def be_a_group(told):
 )
 @on_ranks(2, starts=False)
 def test_a_child_of_a_rank_is_not_that_rank_in_a_group_of_torch(port, launched, text):
-    rank, size = (os.environ[name] for name in ("AIACC_RANK", "AIACC_SIZE"))
-    if launched:  # what torchrun leaves, with rank 0 as its agent
-        agent = dist.TCPStore("127.0.0.1", port, is_master=rank == "0", wait_for_workers=False)
-        for name in ("AIACC_RANK", "AIACC_SIZE", "AIACC_ADDR"):
-            del os.environ[name]
-        os.environ.update(RANK=rank, WORLD_SIZE=size, MASTER_ADDR="127.0.0.1")
-        os.environ.update(MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+    rank = int(os.environ["AIACC_RANK"])
+    if launched:  # with rank 0 as the agent
+        agent = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+        be_told(port, agent=True)
     hvd.init()
     context = multiprocessing.get_context("fork")
     told = context.SimpleQueue()
@@ -123,7 +108,7 @@ def test_a_child_of_a_rank_is_not_that_rank_in_a_group_of_torch(port, launched, 
     assert said.count(f"rank {rank} of 2 is process {os.getpid()}, which has started") == 1
     assert text in said
     hvd.barrier()
-    if launched and rank == "0":  # with it ends the store
+    if launched and rank == 0:  # with it ends the store
         agent.wait(["finished"])
     elif launched:
         agent.set("finished", "")
