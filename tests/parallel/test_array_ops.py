@@ -1,12 +1,13 @@
-"""Every operation of aiacc.array, for every dtype and reduction, against plain NumPy."""
+"""Every operation of aiacc.array against plain NumPy; and what the core offers beside them."""
 
 import time
 
 import numpy as np
 import pytest
-import torch
 
 import aiacc.array as hvd
+from aiacc import _core
+from aiacc.collectives import submission
 from aiacc.collectives.handles import pending
 from tests.support import operations
 from tests.support.jobs import OVER_MPI, on_ranks
@@ -80,7 +81,7 @@ def _take_numbers_and_lists():
     assert_equal(hvd.broadcast((1.5, rank), 0), np.array([1.5, 0.0]))
 
 
-@on_ranks(1, 3, 4, pytest.param(2, marks=pytest.mark.nightly))
+@on_ranks(1, 3, 4, pytest.param(2, marks=pytest.mark.fast))
 def test_every_operation_dtype_and_reduction():
     check_operations()
     _take_foreign_arrays()
@@ -92,11 +93,6 @@ def test_every_operation_dtype_and_reduction():
         _poll_and_duplicates()
     assert not pending
     hvd.barrier()
-
-
-@pytest.mark.fast
-def test_every_operation_on_two_ranks():
-    run_ranks(2, test_every_operation_dtype_and_reduction.body, {})
 
 
 @pytest.mark.mpi
@@ -113,13 +109,6 @@ def test_tensors_larger_and_smaller_than_a_unit_on_several_lanes():
     assert_equal(total, operations.reduced("Sum", big))
 
 
-def _freed():
-    """NumPy makes an array of it in memory of its own, without a word."""
-    tensor = torch.ones(3)
-    tensor.untyped_storage().resize_(0)
-    return tensor
-
-
 GOOD = np.ones((2, 3), np.float32)
 READONLY = GOOD.copy()
 READONLY.flags.writeable = False
@@ -131,11 +120,7 @@ REFUSED = [
         r"an unnamed allreduce: .*complex128.*view\('float64'\)",
     ),
     (lambda: hvd.allreduce(np.ma.array(GOOD, mask=True)), r"masked array.*array\.filled"),
-    (lambda: hvd.allreduce(torch.tensor([1j]).conj().imag), r"negated values.*resolve_neg"),
-    (lambda: hvd.allreduce(torch.ones(2, requires_grad=True)), r"NumPy does not take: .*detach"),
-    (lambda: hvd.broadcast(torch.ones(2, dtype=torch.bfloat16), 0), r"use the front-end of"),
     (lambda: hvd.allgather(np.array([{}])), r"dtype object.*allgather_object"),
-    (lambda: hvd.broadcast(_freed(), 0), "Tensor that has no memory of its own"),
     (lambda: hvd.allreduce(GOOD.astype(">f4")), r"an unnamed allreduce: .*byte order"),
     (lambda: hvd.allreduce_(READONLY), "writable"),
     (lambda: hvd.allreduce_([1.0]), r"must not be written.*without underscore"),
@@ -176,3 +161,102 @@ def test_bad_input_is_refused_with_a_reason():
         hvd.reducescatter(np.ones(2), op=hvd.Max)
     with pytest.warns(DeprecationWarning, match="average"):
         assert_equal(hvd.allreduce(GOOD, average=False), GOOD * hvd.size())
+
+
+def test_tensors_that_numpy_does_not_take_are_refused_with_a_reason():
+    """In this process: ranks would have to import torch."""
+    torch = pytest.importorskip("torch")
+    freed = torch.ones(3)
+    freed.untyped_storage().resize_(0)  # NumPy makes an array of memory of its own, without a word
+    hvd.init()
+    for tensor, text in (
+        (torch.tensor([1j]).conj().imag, r"negated values.*resolve_neg"),
+        (torch.ones(2, requires_grad=True), r"NumPy does not take: .*detach"),
+        (torch.ones(2, dtype=torch.bfloat16), r"use the front-end of"),
+        (freed, "Tensor that has no memory of its own"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            hvd.broadcast(tensor, 0)
+    hvd.shutdown()
+
+
+# --- what the core offers to front-ends: times, proposals and refusals
+
+
+_FLOAT32 = 7
+
+
+def _address(array):
+    return array.__array_interface__["data"][0]
+
+
+@on_ranks(2)
+def test_operations_tell_when_they_were_under_way():
+    array = np.ones(1000, np.float32)
+    began = time.perf_counter()
+    outputs = [np.empty_like(array) for _ in range(2)]
+    handles = [
+        _core.prepare(
+            _core.ALLREDUCE, "test", f"t{i}", array.shape, _FLOAT32, 0, -1, hvd.Sum
+        ).start(_address(array), _address(output))
+        for i, output in enumerate(outputs)
+    ]
+    for handle in handles:
+        submitted, finished = _core.times(handle)
+        assert began <= submitted <= finished <= time.perf_counter()
+        assert _core.times(handle) == (submitted, finished)  # it was not released
+        _core.wait(handle)
+        with pytest.raises(ValueError, match="not an outstanding handle"):
+            _core.times(handle)
+
+
+def _allreduces(shapes, codes):
+    return _core.prepare(_core.ALLREDUCE, "test", "g", shapes, codes, 0, -1)
+
+
+@on_ranks(1, 3)
+def test_what_does_not_fit_together_is_refused_and_leaves_no_trace():
+    """Of who calls the core; what front-ends offer are in tests/support/operations.py."""
+    size = hvd.size()
+    for shapes, codes in (((), ()), (((1,),), (7, 7))):
+        with pytest.raises(ValueError, match="as many shapes, at least 1"):
+            _allreduces(shapes, codes)
+    with pytest.raises(TypeError, match="start of a group of 2"):
+        _allreduces(((1,), (1,)), (7, 7)).start((0,), (0,))
+    with pytest.raises(ValueError, match="group of broadcast"):
+        _core.prepare(_core.BROADCAST, "test", "g", ((3,), (2,)), (7, 7), 0, -1).start(
+            (0, 0), (0, 0)
+        )
+    for bad in ((1,) * (size + 1), (-1,) * size, (2,) * size):
+        with pytest.raises(ValueError, match="split"):
+            submission.alltoall("bad", (size,), 7, -1, bad).start(0, 0)
+    # Defaults hold whatever the submission before, whose memory is used again, was of.
+    ones, one = np.ones(4, np.float32), ((1,), (1,))
+    for before in (
+        (_core.ALLREDUCE, "test", "a long name for one", one, (7, 7), 0, -1, hvd.Max, 2.0, 3.0, 1),
+        (_core.BROADCAST, "test", "b", (1,), 7, 0, -1, hvd.Sum, 1.0, 1.0, 0, 5),
+        (_core.ALLTOALL, "test", "c", (1,), 7, 0, -1, hvd.Sum, 1.0, 1.0, 0, 0, (1, 2, 3)),
+    ):
+        _core.prepare(*before)
+        with pytest.raises(ValueError, match="expected extents >= 0"):  # filled in by halves
+            _core.prepare(_core.ALLREDUCE, "other", None, (-1,), 7, 0, -1)
+        kept = _core.prepare(_core.ALLREDUCE, "test", "d", (4,), 7, 0, -1)
+        other = _core.prepare(_core.ALLREDUCE, "test", "e", (4,), 7, 0, -1)
+        sums = [np.empty_like(ones), np.empty_like(ones)]
+        handles = [
+            prepared.start(_address(ones), _address(total))
+            for prepared, total in zip((kept, other), sums, strict=True)
+        ]
+        for handle, total in zip(handles, sums, strict=True):
+            _core.wait(handle)
+            assert total.tolist() == [hvd.size()] * 4
+
+
+@on_ranks(1, 2, env={"AIACC_GPU_ALGORITHM": "ring"})
+def test_proposed_parameters():
+    for algorithm in ("tree", "auto", ""):
+        _core.propose_parameters(4096, 1, algorithm)
+        hvd.barrier()  # its round, or an earlier one, has carried the proposal
+        assert hvd.allreduce(np.ones(5000), op=hvd.Sum).tolist() == [hvd.size()] * 5000
+    with pytest.raises(ValueError, match=r'algorithm "star".*expected auto, ring or tree'):
+        _core.propose_parameters(4096, 1, "star")
