@@ -185,18 +185,15 @@ def test_a_rank_that_leaves_an_epoch_is_not_waited_for(tmp_path):
         assert said or place.node
 
 
-@on_ranks(1)
-def test_a_job_of_another_size_is_refused():
-    cached = CachedDataset(Origin(), memory="1MB", shard="neighbour")
-    with pytest.raises(ValueError, match="a topology of 2 ranks in a job of 1"):
-        cached.sampler(topology=Topology((1, 1), 0, 0))
-    assert sorted(cached.sampler()) == list(range(SAMPLES))
-    cached.close()
-
-
 @on_ranks(2)
-def test_no_memory_is_refused(tmp_path):
-    cached = CachedDataset(Origin(), None, (tmp_path, "1MB"), shard="neighbour")
-    with pytest.raises(ValueError, match=r"without memory= \(expected some"):
-        cached.sampler(topology=_place((1, 1)))
-    cached.close()
+def test_a_topology_of_another_size_and_no_memory_are_refused(tmp_path):
+    for place, sizes, error in (
+        ({"memory": (tmp_path, "1MB")}, (1, 1, 1), "a topology of 3 ranks in a job of 2"),
+        ({"memory": None, "disk": (tmp_path, "1MB")}, (1, 1), r"without memory= \(expected some"),
+    ):
+        cached = CachedDataset(Origin(), **place, shard="neighbour")
+        with pytest.raises(ValueError, match=error):
+            cached.sampler(topology=Topology(sizes, hvd.rank(), 0))
+        drawn = hvd.allgather_object(list(cached.sampler()))
+        assert sorted(one for some in drawn for one in some) == list(range(SAMPLES))
+        cached.close()
