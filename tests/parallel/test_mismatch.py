@@ -1,4 +1,4 @@
-"""Ranks that disagree learn it on every rank, by name, and the job goes on."""
+"""What ranks disagree on is named on every rank, and what is not finite where it comes from."""
 
 import threading
 
@@ -7,7 +7,8 @@ import pytest
 
 import aiacc
 import aiacc.array as hvd
-from tests.support.jobs import on_ranks
+from tests.support.jobs import in_job, on_ranks
+from tests.support.ranks import run_ranks
 from tests.support.sizes import TWO_AND_THREE
 
 
@@ -116,3 +117,58 @@ def test_threads_that_are_slow_on_every_rank_are_waited_for(name):
     for thread in (first, second):
         thread.join()
     assert outcomes == {0: [2.0], 1: [1.0, 1.0]}
+
+
+# --- AIACC_CHECK_FINITE
+
+VALUES = {"NaN": np.nan, "infinity": -np.inf}
+
+
+@in_job
+def _give_what_is_not_finite(raises):
+    """Rank 1 does, among others. The errors there are, if there shall be any."""
+    texts = []
+    for what, value in VALUES.items():
+        tensors = {name: np.ones(7, np.float32) for name in ("a", what, "c")}
+        if hvd.rank() == 1:
+            tensors[what][6] = value
+        for _ in range(1 if raises else 3):
+            handles = [hvd.allreduce_async(x, name=name, op=hvd.Sum) for name, x in tensors.items()]
+            if raises:
+                with pytest.raises(aiacc.CollectiveError) as caught:
+                    [hvd.synchronize(handle) for handle in handles]
+                with pytest.raises(aiacc.CollectiveError) as later:
+                    hvd.barrier()
+                assert str(later.value) == str(caught.value)
+                texts.append(str(caught.value))
+                hvd.shutdown()
+                hvd.init()
+                continue
+            a, b, c = map(hvd.synchronize, handles)
+            assert (a == hvd.size()).all()
+            assert (c == hvd.size()).all()
+            assert not np.isfinite(b[6])
+            part = hvd.reducescatter(tensors[what], name=what, op=hvd.Sum)
+            assert np.isfinite(part).all() == (hvd.rank() < hvd.size() - 1)
+    return texts
+
+
+@pytest.mark.parametrize("size", TWO_AND_THREE)
+def test_not_finite_is_a_warning_once_on_the_rank_that_gave_it_or_nothing(size, capfd):
+    run_ranks(size, _give_what_is_not_finite, False, env={"AIACC_CHECK_FINITE": "warn"})
+    lines = [line for line in capfd.readouterr().err.splitlines() if "[finite]" in line]
+    told = [(what, kind) for what in VALUES for kind in ("allreduce", "reducescatter")]
+    for line, (what, kind) in zip(lines, told, strict=True):
+        text = f"{kind} '{kind}.{what}': rank 1 gave {what} (float32"
+        assert f"rank 1 warning] [finite] {text}" in line
+    run_ranks(size, _give_what_is_not_finite, False)
+    assert "[finite]" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("size", TWO_AND_THREE)
+def test_not_finite_is_an_error_on_every_rank(size):
+    raise_it = {"AIACC_CHECK_FINITE": "raise"}
+    texts, *others = run_ranks(size, _give_what_is_not_finite, True, env=raise_it)
+    assert others == [texts] * (size - 1)
+    for text, what in zip(texts, VALUES, strict=True):
+        assert f"allreduce 'allreduce.{what}': rank 1 gave {what} (float32" in text

@@ -1,6 +1,8 @@
-"""Virtual hosts: a bed is put up, used, and leaves nothing behind. Needs root."""
+"""Virtual hosts leave nothing behind, and ranks on them find each other. Needs root."""
 
+import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -65,6 +67,8 @@ def test_every_flow_has_a_class_of_its_own_and_one_of_host_0_is_slow(name):
         _send(bed, connections=3, each_bytes=2 * program.DATA_BYTES)
         slow = [flow.minor == program.SLOW_MINOR for flow in bed.flows(0)]
         assert slow.count(True) == 1
+        with pytest.raises(BedError, match="has a bridge"):  # which has no path to change
+            bed.set_path(loss=1)
 
 
 def _packet(source_port: int, kind: int = 6) -> bytes:
@@ -98,25 +102,6 @@ def test_a_run_ends_with_an_error_if_some_flow_had_no_class(name, monkeypatch):
         _send(bed, connections=12, each_bytes=1)
 
 
-@pytest.mark.parametrize("launcher", ["explicit", "mpirun"])
-def test_ranks_run_on_hosts_of_their_own(name, launcher, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    body = (
-        "import socket, sys, pathlib, numpy, aiacc.array as hvd; hvd.init(); "
-        "total = hvd.allreduce(numpy.ones(100_000), op=hvd.Sum); "
-        "place = [socket.gethostname(), hvd.local_rank(), hvd.cross_rank(), float(total[-1])]; "
-        "(pathlib.Path(sys.argv[1]) / str(hvd.rank())).write_text(repr(place)); hvd.shutdown()"
-    )
-    command = [sys.executable, "-c", body, str(tmp_path)]
-    with bed_for(Spec(name, hosts=2)) as bed:
-        code = launch.run(bed, launcher, 2, command, timeout_s=LIMIT_S)
-        assert code == 0
-        between = sum(flow.sent_bytes for flow in bed.flows(0))
-    places = [(tmp_path / str(rank)).read_text() for rank in range(4)]
-    assert places == [repr([f"node{rank // 2}", rank % 2, rank // 2, 4.0]) for rank in range(4)]
-    assert between > 100_000, "the hosts have met outside their network"
-
-
 def test_netcheck_finds_the_lanes_that_fill_the_caps(name, tmp_path):
     command = ["aiaccrun", "--netcheck", "node0,node1"]
     with bed_for(Spec(name, hosts=2, flow_mbit=500, nic_mbit=2000)) as bed:
@@ -128,14 +113,6 @@ def test_netcheck_finds_the_lanes_that_fill_the_caps(name, tmp_path):
     assert "AIACC_LANES=1 " not in said
     assert int(said.rpartition("AIACC_LANES=")[2]) >= 4
     assert len(heavy) == netcheck.LANES, "not every lane has had a flow of its own"
-
-
-def test_a_failing_rank_is_the_result(name):
-    with bed_for(Spec(name, hosts=2)) as bed:
-        command = ["sh", "-c", "test $AIACC_RANK = 1 && exit 7; sleep 60"]
-        assert launch.run(bed, "explicit", 1, command, timeout_s=LIMIT_S) == 7
-        with pytest.raises(BedError, match="has a bridge"):  # which has no path to change
-            bed.set_path(loss=1)
 
 
 def test_what_a_killed_run_leaves_goes_with_the_next(name):
@@ -224,31 +201,208 @@ assert _core.stats()["unit_bytes"] == expected, _core.stats()
 
 
 @pytest.mark.parametrize(
-    ("delay_ms", "asked", "expected"),
-    [(0, {}, 1 << 20), (8, {}, 8 << 20), (8, {"AIACC_UNIT_BYTES": "64K"}, 64 << 10)],
-    ids=["near", "far", "as asked for"],
+    ("delay_ms", "asked", "places", "expected"),
+    [
+        (0, {}, [0, 1], 1 << 20),
+        (8, {}, [0, 1], 8 << 20),
+        (8, {"AIACC_UNIT_BYTES": "64K"}, [0, 1], 64 << 10),
+        # Rank 0 is connected with ranks 1 and 2 only, both on its own host.
+        (8, {}, [0, 0, 0, 1], 8 << 20),
+    ],
+    ids=["near", "far", "as asked for", "far from others than the first"],
 )
 def test_units_are_larger_between_hosts_that_are_far_from_each_other(
-    name, delay_ms, asked, expected
+    name, delay_ms, asked, places, expected
 ):
-    with bed_for(Spec(name, hosts=2, delay_ms=delay_ms)) as bed:
-        command = [sys.executable, "-c", _UNITS, str(expected)]
-        code = launch.run(bed, "explicit", 1, command, variables=asked, timeout_s=LIMIT_S)
-        assert code == 0
-
-
-def test_units_are_larger_where_only_other_ranks_than_the_first_see_the_distance(name):
     with ExitStack() as stack:
-        bed = stack.enter_context(bed_for(Spec(name, hosts=2, delay_ms=8)))
-        command = [sys.executable, "-c", _UNITS, str(8 << 20)]
+        bed = stack.enter_context(bed_for(Spec(name, hosts=2, delay_ms=delay_ms)))
+        command = [sys.executable, "-c", _UNITS, str(expected)]
         processes = [
             stack.enter_context(
                 subprocess.Popen(
                     bed.enter(start.host, start.command),
-                    env={**launch.environment(bed), **start.variables},
+                    env={**launch.environment(bed), **start.variables, **asked},
                 )
             )
-            # Rank 0 is connected with ranks 1 and 2 only, both on its own host.
-            for start in launch.explicit_starts([0, 0, 0, 1], command, name)
+            for start in launch.explicit_starts(places, command, name)
         ]
-        assert [process.wait(LIMIT_S) for process in processes] == [0] * 4
+        assert [process.wait(LIMIT_S) for process in processes] == [0] * len(places)
+
+
+# --- hosts with several interfaces and kinds of address
+
+
+#: Lanes, the express lane, and the pairs of an all-to-all.
+_BODY = """
+import json, pathlib, socket, sys
+import numpy as np
+import aiacc.array as hvd
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+large = hvd.allreduce(np.full(1 << 20, rank + 1.0, np.float32), op=hvd.Sum)
+found = {
+    "place": [socket.gethostname(), hvd.local_rank(), hvd.cross_rank()],
+    "large": [float(large.min()), float(large.max())],
+    "small": hvd.allreduce(np.full(3, rank + 1.0), op=hvd.Sum).tolist(),
+    "gathered": hvd.allgather(np.array([rank])).tolist(),
+    "exchanged": hvd.alltoall(np.arange(size) + 100 * rank).tolist(),
+    "root": hvd.broadcast(np.array([rank]), size - 1).tolist(),
+}
+(pathlib.Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(found))
+hvd.shutdown()
+"""
+#: The first rank that ends takes the other along, so they meet at a FIFO before they do.
+_BOTH_SAY = """
+import os, sys
+import aiacc.array as hvd
+from aiacc import exceptions
+try:
+    hvd.init()
+except exceptions.BootstrapError as error:
+    print(f"BootstrapError: {error}", flush=True)
+    open(sys.argv[1], "rw"[os.environ["AIACC_RANK"] == "1"]).close()
+    sys.exit(1)
+"""
+
+
+def _spec(name: str, families: str, hosts: int = 2) -> Spec:
+    return Spec(name, hosts, flow_mbit=0, nic_mbit=0, families=families, docker=True)
+
+
+def _launch(bed, launcher, folder, command, per_host, variables):
+    """Exit code, and what all ranks said."""
+    output = folder / "output"
+    code = launch.run(
+        bed,
+        launcher,
+        per_host,
+        command,
+        variables={"PYTHONPATH": str(ROOT), "AIACC_LOG_LEVEL": "info", **variables},
+        timeout_s=LIMIT_S,
+        output_folder=output,
+    )
+    return code, "".join(path.read_text() for path in sorted(output.rglob("std*")))
+
+
+def _compute(bed, launcher, folder, per_host=2, before=(), **variables):
+    """Have all ranks use every kind of connection; what they said."""
+    command = [*before, sys.executable, "-c", _BODY, str(folder)]
+    code, said = _launch(
+        bed, launcher, folder, command, per_host, {"AIACC_ENGINE": "tcp", **variables}
+    )
+    assert code == 0, said
+    size = bed.spec.hosts * per_host
+    total = size * (size + 1) / 2
+    for rank in range(size):
+        assert json.loads((folder / f"{rank}.json").read_text()) == {
+            "place": [f"node{rank // per_host}", rank % per_host, rank // per_host],
+            "large": [total, total],
+            "small": [total] * 3,
+            "gathered": list(range(size)),
+            "exchanged": [100 * other + rank for other in range(size)],
+            "root": [size - 1],
+        }
+    return said
+
+
+@pytest.mark.parametrize(
+    ("launcher", "families"),
+    [
+        ("explicit", "4"),
+        ("explicit", "6"),
+        ("explicit", "6,46"),
+        pytest.param("torchrun", "46", marks=pytest.mark.nightly),
+        ("torchrun", "6"),
+        pytest.param("mpirun", "4", marks=pytest.mark.mpi),
+    ],
+)
+def test_hosts_behind_the_same_docker0_reach_each_other(name, launcher, families, tmp_path):
+    spec = _spec(name, families)
+    with bed_for(spec) as bed:
+        said = _compute(bed, launcher, tmp_path)
+    for rank in range(4):
+        assert f"reach rank {rank} at {_common(spec, rank // 2)} (eth0): it is " in said
+    assert "172.17.0.1" not in said
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    ["explicit", pytest.param("mpirun", marks=pytest.mark.mpi)],
+    ids=["directory", "mpirun"],
+)
+def test_a_network_inside_every_host_is_found_out(name, launcher, tmp_path):
+    """One of equal number that ends there, as that of a virtual machine's host.
+
+    It has the default route; of what a rank sees, nothing tells it from one that both hosts have.
+    """
+    meeting = {"AIACC_RENDEZVOUS_FILE": str(tmp_path / "meeting"), "AIACC_ADDR": ""}
+    with bed_for(_spec(name, "4")) as bed:
+        for host in (0, 1):
+            for line in (
+                "ip link add nat0 type veth peer name vm0",
+                "ip link set vm0 up",
+                f"ip address add 172.29.0.{host + 2}/16 dev nat0",
+                "ip link set nat0 up",
+                "ip route add default via 172.29.0.1",
+            ):
+                subprocess.run(bed.enter(host, line.split()), check=True)
+        said = _compute(bed, launcher, tmp_path, **(meeting if launcher == "explicit" else {}))
+    assert "172.29." not in said
+    for rank in range(4) if launcher == "explicit" else ():
+        assert f"reach rank {rank} at 10.77.0.{rank // 2 + 1} (eth0): it is in a network" in said
+
+
+def _common(spec: Spec, host: int) -> str:
+    """Address of a host, of the kind that both have."""
+    return next(one for one in spec.addresses(host) if (":" in one) == (":" in spec.meeting))
+
+
+def test_hosts_of_all_kinds_by_a_name_with_two_addresses(name, tmp_path):
+    """The first host only knows itself as 127.0.1.1, as Debian has it."""
+    own = tmp_path / "hosts"
+    own.write_text("127.0.0.1 localhost\n127.0.1.1 node0\n")
+    with bed_for(_spec(name, "46,6,46", hosts=3)) as bed:
+        enter = f'test $(hostname) != node0 || mount --bind {own} /etc/hosts; exec "$@"'
+        before, address = ("sh", "-c", enter, "sh"), f"node0:{launch.PORT}"
+        said = _compute(bed, "explicit", tmp_path, 1, before, AIACC_ADDR=address)
+    assert "reach rank 0 at fd77::1 (eth0)" in said
+    assert "; at 10.77.0.1 (eth0): it is on the way to where the ranks meet" in said
+    assert "reach rank 1 at fd77::2 (eth0)" in said
+
+
+def test_a_meeting_at_a_link_local_address(name, tmp_path):
+    with bed_for(_spec(name, "4")) as bed:
+        for host in (0, 1):
+            add = ["ip", "address", "add", f"fe80::{host + 1}/64", "dev", "eth0", "nodad"]
+            subprocess.run(bed.enter(host, add), check=True)
+        meeting = f"[fe80::1%eth0]:{launch.PORT}"
+        said = _compute(bed, "explicit", tmp_path, per_host=1, AIACC_ADDR=meeting)
+    assert "reach rank 0 at fe80::1 (eth0): it is on the way to where the ranks meet" in said
+    assert "reach rank 1 at fe80::" in said
+
+
+_NO_ADDRESSES = "ranks 0 and 1 have no addresses"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "text", "listed"),
+    [
+        ("docker0", _NO_ADDRESSES, "docker0 172.17.0.1/16 (another host has it, too)"),
+        ("lo", _NO_ADDRESSES, "lo 127.0.0.1/8 (loopback)"),
+        ("eth7", "rank 1: AIACC_IFACE=eth7 names no interface that is up", "eth0 10.77.0.2"),
+    ],
+)
+def test_an_interface_that_leads_nowhere_is_an_error_of_all_that_lists_addresses(
+    name, chosen, text, listed, tmp_path
+):
+    of_whom = "test $AIACC_RANK = 0 ||" if chosen == "eth7" else ""
+    choose = f'{of_whom} export AIACC_IFACE={chosen}; exec "$@"'
+    meeting = tmp_path / "meeting"
+    os.mkfifo(meeting)
+    command = ["sh", "-c", choose, "sh", sys.executable, "-c", _BOTH_SAY, str(meeting)]
+    with bed_for(_spec(name, "4")) as bed:
+        code, said = _launch(bed, "explicit", tmp_path, command, 1, {})
+    assert code == 1
+    assert said.count(f"BootstrapError: [bootstrap] {text}") == 2, said
+    assert listed in said
+    assert re.search(r"\bset (AIACC_IFACE|it)\b", said)
