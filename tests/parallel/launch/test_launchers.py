@@ -1,5 +1,6 @@
 """Bootstrap under every launcher, without the runtime; and with what else launchers serve."""
 
+import contextlib
 import os
 import socket
 import threading
@@ -42,7 +43,8 @@ OFTEN = [20, pytest.param(200, marks=pytest.mark.nightly)]
 
 def come_late(late_attempts, folder):
     """Rank 1 comes when the others have given up. Text of their error; all meet in the end."""
-    rank = select_provider(launcher_environment(), _core.config()).rank
+    with contextlib.closing(select_provider(launcher_environment(), _core.config())) as provider:
+        rank = provider.rank
     text = ""
     if rank == 1:
         for other in Path(folder).iterdir():
