@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/cpp/support/json.h"
+#include "tests/cpp/support/text.h"
 
 namespace aiacc {
 namespace {
@@ -35,7 +35,7 @@ TEST(JsonText, ReplacesWhatIsNoUtf8) {
       expected += "\\ufffd";
     }
     EXPECT_EQ(json_text(bad), expected);
-    EXPECT_TRUE(JsonChecker::valid("\"" + json_text(bad) + "\""));
+    EXPECT_TRUE(is_json("\"" + json_text(bad) + "\""));
   }
   EXPECT_EQ(json_text("\xe2"
                       "a"),

@@ -10,9 +10,7 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <future>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,11 +18,21 @@
 #include <gtest/gtest.h>
 
 #include "csrc/base/error.h"
-#include "tests/cpp/support/json.h"
 #include "tests/cpp/support/process.h"
+#include "tests/cpp/support/text.h"
 
 namespace aiacc {
 namespace {
+
+/// Of 5 us, `late` us after the one before it began.
+void record(Timeline& timeline,
+            const std::string& name,
+            const std::string& row = "lane 0",
+            int late = 5) {
+  static std::atomic<int> clock{0};
+  const auto begin = Clock::time_point(std::chrono::microseconds(clock += late));
+  timeline.record(name, "ALLREDUCE", row, begin, begin + std::chrono::microseconds(5), 64);
+}
 
 class TimelineTest : public testing::Test {
  protected:
@@ -37,52 +45,25 @@ class TimelineTest : public testing::Test {
   ~TimelineTest() override { std::filesystem::remove_all(folder_); }
 
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
-  std::string read(const std::string& name) const {
-    std::ifstream file(path(name));
-    std::ostringstream text;
-    text << file.rdbuf();
-    return text.str();
-  }
+  std::string read(const std::string& name) const { return read_file(path(name)); }
   bool exists(const std::string& name) const { return std::filesystem::exists(folder_ / name); }
-  void expect_room(Timeline& timeline) const;
   /// That the file is whole and has so many events; its text.
-  std::string expect_events(const std::string& name, std::size_t events) const;
+  std::string expect_events(const std::string& name, std::size_t events) const {
+    const std::string text = read(name);
+    EXPECT_TRUE(is_json(text)) << text;
+    EXPECT_EQ(occurrences(text, R"("ph": "X")"), events) << text;
+    return text;
+  }
+  void expect_room(Timeline& timeline) const {
+    timeline.start(path("t.json"), false);
+    record(timeline, "x");
+    timeline.stop();
+    expect_events("t.json", 1);
+  }
 
  private:
   std::filesystem::path folder_;
 };
-
-/// Of 5 us, `late` us after the one before it began.
-void record(Timeline& timeline,
-            const std::string& name,
-            const std::string& row = "lane 0",
-            int late = 5) {
-  static std::atomic<int> clock{0};
-  const auto begin = Clock::time_point(std::chrono::microseconds(clock += late));
-  timeline.record(name, "ALLREDUCE", row, begin, begin + std::chrono::microseconds(5), 64);
-}
-
-std::size_t count(const std::string& text, const std::string& part) {
-  std::size_t found = 0;
-  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
-    ++found;
-  }
-  return found;
-}
-
-std::string TimelineTest::expect_events(const std::string& name, std::size_t events) const {
-  const std::string text = read(name);
-  EXPECT_TRUE(JsonChecker::valid(text)) << text;
-  EXPECT_EQ(count(text, R"("ph": "X")"), events) << text;
-  return text;
-}
-
-void TimelineTest::expect_room(Timeline& timeline) const {
-  timeline.start(path("t.json"), false);
-  record(timeline, "x");
-  timeline.stop();
-  expect_events("t.json", 1);
-}
 
 TEST_F(TimelineTest, IsValidJsonWithEverythingThatWasRecorded) {
   Timeline timeline(0);
@@ -96,8 +77,8 @@ TEST_F(TimelineTest, IsValidJsonWithEverythingThatWasRecorded) {
   timeline.stop();
   EXPECT_FALSE(timeline.on());
   const std::string text = expect_events("t.json", 1001);
-  EXPECT_EQ(count(text, R"("cat": "ALLREDUCE")"), 1001U);
-  EXPECT_EQ(count(text, R"("thread_name")"), 3U);
+  EXPECT_EQ(occurrences(text, R"("cat": "ALLREDUCE")"), 1001U);
+  EXPECT_EQ(occurrences(text, R"("thread_name")"), 3U);
 }
 
 /// Viewers show no slices that overlap.
@@ -114,10 +95,10 @@ TEST_F(TimelineTest, SlicesOfARowFollowEachOther) {
   for (const char* id : {"2.1", "2.2"}) {
     for (const char* type : {"b", "e"}) {
       const std::string event = std::string(R"("ph": ")") + type + R"(", "pid": 2, "id": ")" + id;
-      EXPECT_EQ(count(text, event), 1U) << text;
+      EXPECT_EQ(occurrences(text, event), 1U) << text;
     }
   }
-  EXPECT_EQ(count(text, R"("thread_name")"), 2U);
+  EXPECT_EQ(occurrences(text, R"("thread_name")"), 2U);
 }
 
 TEST_F(TimelineTest, TellsTheTimeOfDayAtWhichItsClockStarts) {
@@ -162,7 +143,7 @@ TEST_F(TimelineTest, StartsAgainGoesOnAndMovesToAnotherFile) {
     }
     timeline.stop();
     const std::string text = expect_events("t.json", events % 3);
-    ASSERT_EQ(count(text, "\"run" + std::to_string(events) + "\""), events % 3);
+    ASSERT_EQ(occurrences(text, "\"run" + std::to_string(events) + "\""), events % 3);
   }
   timeline.start(path("t.json"), false);
   record(timeline, "first");
@@ -170,11 +151,11 @@ TEST_F(TimelineTest, StartsAgainGoesOnAndMovesToAnotherFile) {
   EXPECT_TRUE(timeline.marks_rounds());
   record(timeline, "second");
   timeline.start(path("other.json"), false);
-  EXPECT_TRUE(JsonChecker::valid(read("t.json")));
+  EXPECT_TRUE(is_json(read("t.json")));
   record(timeline, "third");
   timeline.stop();
   expect_events("t.json", 2);
-  EXPECT_EQ(count(expect_events("other.json", 1), "third"), 1U);
+  EXPECT_EQ(occurrences(expect_events("other.json", 1), "third"), 1U);
 }
 
 TEST_F(TimelineTest, APathThatCannotBeWrittenIsAnError) {
@@ -204,10 +185,10 @@ TEST_F(TimelineTest, EveryRankTellsStepsThatFollowEachOther) {
     timeline.stop();
     EXPECT_FALSE(exists("t.json"));
     const std::string text = expect_events("t.rank1.json", 2);
-    EXPECT_EQ(count(text, R"("ph": "X", "pid": 1)"), 2U);
-    EXPECT_EQ(count(text, R"("cat": "STEP")"), 2U);
-    EXPECT_EQ(count(text, R"("name": "step 0")"), 1U);
-    EXPECT_EQ(count(text, R"("name": "step 1")"), 1U);
+    EXPECT_EQ(occurrences(text, R"("ph": "X", "pid": 1)"), 2U);
+    EXPECT_EQ(occurrences(text, R"("cat": "STEP")"), 2U);
+    EXPECT_EQ(occurrences(text, R"("name": "step 0")"), 1U);
+    EXPECT_EQ(occurrences(text, R"("name": "step 1")"), 1U);
   }
 }
 
@@ -273,13 +254,12 @@ TEST_F(TimelineTest, WhereThereIsNoRoomItEndsWithItsLastWholeEvent) {
     const std::string text = read("t.json");
     ASSERT_LE(text.size(), bytes);
     ASSERT_EQ(text.find('\0'), std::string::npos);
-    const bool all = count(text, "\"second\"") == 1 && JsonChecker::valid(text);
-    ASSERT_EQ(count(errors, "t.json' ends here"), all ? 0U : 1U) << bytes << errors;
-    ASSERT_EQ(count(errors, "(errno 27)"), all ? 0U : 1U) << bytes << errors;
+    const bool all = occurrences(text, "\"second\"") == 1 && is_json(text);
+    ASSERT_EQ(occurrences(errors, "t.json' ends here"), all ? 0U : 1U) << bytes << errors;
+    ASSERT_EQ(occurrences(errors, "(errno 27)"), all ? 0U : 1U) << bytes << errors;
     // There may be room for the first event and not for the end.
-    ASSERT_TRUE(text.empty() || JsonChecker::valid(text) || JsonChecker::valid(text + "\n]\n"))
-        << bytes << text;
-    ASSERT_TRUE(count(text, R"("ph": "X")") == 0 || JsonChecker::valid(text)) << bytes << text;
+    ASSERT_TRUE(text.empty() || is_json(text) || is_json(text + "\n]\n")) << bytes << text;
+    ASSERT_TRUE(occurrences(text, R"("ph": "X")") == 0 || is_json(text)) << bytes << text;
   }
 }
 
@@ -292,8 +272,8 @@ TEST_F(TimelineTest, AFullDeviceIsOneWarningAndAnotherFileGoesOn) {
     }
     timeline.stop();
   });
-  EXPECT_EQ(count(errors, "'/dev/full' ends here"), 1U) << errors;
-  EXPECT_EQ(count(errors, "(errno 28)"), 1U) << errors;
+  EXPECT_EQ(occurrences(errors, "'/dev/full' ends here"), 1U) << errors;
+  EXPECT_EQ(occurrences(errors, "(errno 28)"), 1U) << errors;
   expect_room(timeline);
 }
 
@@ -330,13 +310,13 @@ TEST_F(TimelineTest, AFileSystemThatStandsStillKeepsNobody) {
     const std::string errors = errors_of([&] { timeline.stop(); });
     // The thread that was left ends when its file system goes on.
     const std::string text = for_good ? read_to_end(reader) : reads.get();
-    const std::size_t written = count(text, R"("ph": "X")");
+    const std::size_t written = occurrences(text, R"("ph": "X")");
     EXPECT_LT(written, kEvents);
-    EXPECT_EQ(count(errors, "fifo' has no end"), for_good ? 1U : 0U) << errors;
-    EXPECT_EQ(count(errors, "fifo' lacks " + std::to_string(kEvents - written) + " events"),
+    EXPECT_EQ(occurrences(errors, "fifo' has no end"), for_good ? 1U : 0U) << errors;
+    EXPECT_EQ(occurrences(errors, "fifo' lacks " + std::to_string(kEvents - written) + " events"),
               for_good ? 0U : 1U)
         << errors;
-    EXPECT_EQ(count(text, "\n]\n"), for_good ? 0U : 1U);
+    EXPECT_EQ(occurrences(text, "\n]\n"), for_good ? 0U : 1U);
   }
 }
 
@@ -369,7 +349,7 @@ TEST_F(TimelineTest, ThreadsRecordWhileItStartsAndStops) {
   for (int i = 0; i < 20; ++i) {
     timeline.start(path("t.json"), i % 2 == 0);
     timeline.stop();
-    ASSERT_TRUE(JsonChecker::valid(read("t.json")));
+    ASSERT_TRUE(is_json(read("t.json")));
   }
   stop.store(true);
   for (std::thread& recorder : recorders) {

@@ -1,10 +1,8 @@
 #include <poll.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -14,13 +12,11 @@
 
 #include <gtest/gtest.h>
 
-#include "csrc/base/log.h"
 #include "csrc/core/coordinator.h"
-#include "csrc/core/submission/stall_file.h"
 #include "csrc/engines/cancellation.h"
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/gate.h"
-#include "tests/cpp/support/json.h"
+#include "tests/cpp/support/text.h"
 
 namespace aiacc {
 namespace {
@@ -67,9 +63,8 @@ TEST_P(CoordinatorFailuresTest, RanksThatWaitForDifferentUnnamedThingsLearnIt) {
         }
       }
       const Status status = status_of([&] { coordinator.wait(handle); });
-      EXPECT_EQ(status.code(), Code::kMismatch);
-      EXPECT_NE(status.message().find("rank 0 for 'allreduce.noname."), std::string::npos);
-      EXPECT_NE(status.message().find("for 'barrier.noname."), std::string::npos);
+      expect_error(
+          status, Code::kMismatch, {"rank 0 for 'allreduce.noname.", "for 'barrier.noname."});
       // Ranks that are slow are waited for.
       for (int k = 0; k < 5; ++k) {
         if (rank == k % size()) {
@@ -119,13 +114,8 @@ class Straggler : public FakeEngine {
 TEST(CoordinatorLanes, WhatMovesAfterAShutdownGoesOn) {
   CoordinatorWorld world;
   world.make_engine = [](int rank, EngineContext*, std::shared_ptr<FakeHub> hub) {
-    std::unique_ptr<Engine> engine;
-    if (rank == 0) {
-      engine = std::make_unique<FakeEngine>(std::move(hub), rank);
-    } else {
-      engine = std::make_unique<Straggler>(std::move(hub), rank);
-    }
-    return engine;
+    return rank == 0 ? std::make_unique<FakeEngine>(std::move(hub), rank)
+                     : std::make_unique<Straggler>(std::move(hub), rank);
   };
   with_coordinators(world, [&](int rank, RankParts& parts) {
     float value = 1;
@@ -193,80 +183,47 @@ TEST(CoordinatorCycles, StartsAndStopsTwoHundredTimes) {
   }
 }
 
-class StallTest : public testing::Test {
- protected:
-  StallTest()
-      : path_(std::filesystem::temp_directory_path() /
-              ("aiacc_stall_" + std::to_string(getpid()) + ".json")) {}
-  ~StallTest() override { std::filesystem::remove(path_); }
+class StallTest : public CoordinatorSuite {};
 
-  std::string told() const {
-    std::ostringstream text;
-    text << std::ifstream(path_).rdbuf();
-    return text.str();
-  }
-
-  std::filesystem::path path_;
-};
-
-TEST_F(StallTest, WarnsWithNamesAndRanksAndGoesOn) {
-  for (const Transport transport : {Transport::kInProcess, Transport::kTcp}) {
-    std::filesystem::remove(path_);
-    CoordinatorWorld world;
-    world.size = 3;
-    world.transport = transport;
-    world.options.stall_warn_s = 0.02;
-    world.options.stall_file = path_.string();
-    with_coordinators(world, [&](int rank, RankParts& parts) {
-      Coordinator& coordinator = *parts.coordinator;
-      if (rank == 1) {
-        while (told().find(R"("missing_ranks": [1)") == std::string::npos) {  // no event
-          std::this_thread::yield();
-        }
-      }
-      EXPECT_EQ(sum(coordinator, "late", 1), 3.0F);
-      barrier(coordinator, "end");
-    });
-    std::istringstream lines(told());
-    for (std::string line; std::getline(lines, line);) {
-      EXPECT_TRUE(JsonChecker::valid(line)) << line;
-      EXPECT_NE(std::string::npos, line.find(R"("tensor": "late")")) << line;
+TEST_P(StallTest, WarnsWithNamesAndRanksAndGoesOn) {
+  const auto path = std::filesystem::temp_directory_path() /
+                    ("aiacc_stall_" + std::to_string(getpid()) + ".json");
+  world_.options.stall_warn_s = 0.02;
+  world_.options.stall_file = path.string();
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    while (rank == 1 && occurrences(read_file(path), R"("missing_ranks": [1)") == 0) {  // no event
+      std::this_thread::yield();
     }
+    EXPECT_EQ(sum(*parts.coordinator, "late", 1), 3.0F);
+    barrier(*parts.coordinator, "end");
+  });
+  std::istringstream lines(read_file(path));
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_TRUE(is_json(line)) << line;
+    expect_parts(line, {R"("tensor": "late")"});
   }
+  std::filesystem::remove(path);
 }
 
-/// As a file system that stands still: a FIFO that nobody reads until the end.
-TEST_F(StallTest, AFileThatCannotBeWrittenKeepsNobody) {
-  configure_log(LogLevel::kWarning, -1);
-  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
-  StallFile file(path_);
-  const std::vector<Stall> stalls = {{"late", 60, {0}, {1}, {}}};
-  file.append(stalls);
-  testing::internal::CaptureStderr();
-  file.append(stalls);
-  const std::string warning = testing::internal::GetCapturedStderr();
-  EXPECT_NE(std::string::npos, warning.find("still being written")) << warning;
-  EXPECT_EQ(told(), stall_json(stalls[0]) + '\n');
+TEST_P(StallTest, FailsTheJobOnEveryRankWhenTheLimitIsReached) {
+  world_.options.stall_fail_s = 0.05;
+  world_.options.patience = std::chrono::hours(1);  // nobody joins who has not submitted
+  with_coordinators(world_, [](int rank, RankParts& parts) {
+    const std::string name = rank == 2 ? "other" : "common";
+    const Status status = status_of([&] { sum(*parts.coordinator, name, 1); });
+    const bool common = status.message().find("'common' has") != std::string::npos;
+    expect_error(status,
+                 Code::kTimeout,
+                 {common ? "'common' has waited" : "'other' has waited",
+                  common ? "for rank(s) 2" : "for rank(s) 0, 1"});
+  });
 }
 
-TEST_F(StallTest, FailsTheJobOnEveryRankWhenTheLimitIsReached) {
-  for (const Transport transport : {Transport::kInProcess, Transport::kTcp}) {
-    CoordinatorWorld world;
-    world.size = 3;
-    world.transport = transport;
-    world.options.stall_fail_s = 0.05;
-    world.options.patience = std::chrono::hours(1);  // nobody joins who has not submitted
-    with_coordinators(world, [&](int rank, RankParts& parts) {
-      const std::string name = rank == 2 ? "other" : "common";
-      const Status status = status_of([&] { sum(*parts.coordinator, name, 1); });
-      const bool common = status.message().find("'common' has") != std::string::npos;
-      expect_error(status,
-                   Code::kTimeout,
-                   {common ? "'common' has waited" : "'other' has waited",
-                    common ? "for rank(s) 2" : "for rank(s) 0, 1"});
-    });
-  }
-}
+INSTANTIATE_TEST_SUITE_P(Worlds,
+                         StallTest,
+                         testing::Values(WorldSetting{3, Transport::kInProcess},
+                                         WorldSetting{3, Transport::kTcp}),
+                         setting_name);
 
 }  // namespace
 }  // namespace aiacc

@@ -4,9 +4,7 @@
 
 #include <atomic>
 #include <filesystem>
-#include <fstream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,9 +13,8 @@
 
 #include "csrc/engines/tcp/tcp_engine.h"
 #include "tests/cpp/support/coordinators.h"
-#include "tests/cpp/support/json.h"
 #include "tests/cpp/support/process.h"
-#include "tests/cpp/support/ranks.h"
+#include "tests/cpp/support/text.h"
 
 namespace aiacc {
 namespace {
@@ -126,9 +123,8 @@ TEST(Runtime, ShutdownEndsTheTimelineThoughSomebodyHoldsTheSession) {
   held->timeline().start(path.string(), false);
   sum(held->coordinator(), "x", 1);
   runtime.shutdown();
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  EXPECT_TRUE(JsonChecker::valid(text.str())) << text.str();
+  const std::string text = read_file(path);
+  EXPECT_TRUE(is_json(text)) << text;
   std::filesystem::remove(path);
 }
 

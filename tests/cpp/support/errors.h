@@ -22,15 +22,19 @@ Status status_of(Call call) {
   return {};
 }
 
+/// That the text has these parts.
+inline void expect_parts(const std::string& text, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) {
+    EXPECT_NE(std::string::npos, text.find(part)) << "'" << part << "' is not in: " << text;
+  }
+}
+
 /// That it is this error, with these parts in its text.
 inline void expect_error(const Status& status,
                          Code code,
                          const std::vector<std::string>& parts = {}) {
   EXPECT_EQ(code, status.code()) << status.message();
-  for (const std::string& part : parts) {
-    EXPECT_NE(std::string::npos, status.message().find(part))
-        << "'" << part << "' is not in: " << status.message();
-  }
+  expect_parts(status.message(), parts);
 }
 
 /// A call in a thread of its own, which waits for somebody who never comes; the constructor returns

@@ -13,33 +13,20 @@
 #include "csrc/core/coordinator.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/submitter.h"
+#include "tests/cpp/support/text.h"
 
 namespace aiacc {
 namespace {
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-std::size_t occurrences(const std::string& text, const std::string& part) {
-  std::size_t count = 0;
-  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
-    ++count;
-  }
-  return count;
-}
-
 TEST(FiniteProblem, NamesTensorRankAndWhat) {
   CheckedUnit unit;
   EXPECT_EQ("", finite_problem({}, {"w", 0, 0, 1}, unit, 3));
-  std::string text = finite_problem({1, 1, 0, 0}, {"w", 2, 0, 1}, unit, 0);
-  EXPECT_TRUE(contains(text, "'w (process set 2)': rank 0 gave NaN and infinity (")) << text;
+  expect_parts(finite_problem({1, 1, 0, 0}, {"w", 2, 0, 1}, unit, 0),
+               {"'w (process set 2)': rank 0 gave NaN and infinity ("});
   unit.kind = OpKind::kReducescatter;
   unit.dtype = DataType::kFloat16;
-  text = finite_problem({0, 0, 1, 0}, {"g", 0, 1, 4}, unit, 0);
-  EXPECT_TRUE(
-      contains(text, "reducescatter 'g', tensor 1 of 4: rank 0 gave numbers too large for float16"))
-      << text;
+  expect_parts(finite_problem({0, 0, 1, 0}, {"g", 0, 1, 4}, unit, 0),
+               {"reducescatter 'g', tensor 1 of 4: rank 0 gave numbers too large for float16"});
 }
 
 TEST(FiniteModeFrom, NamesAndOtherWords) {
@@ -198,8 +185,7 @@ TEST_P(FiniteCheckTest, WarnsOfATensorOnceAndGoesOn) {
   });
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_EQ(1U, occurrences(log, "[finite]")) << log;
-  EXPECT_TRUE(contains(log, "'b': ")) << log;
-  EXPECT_TRUE(contains(log, GetParam().trouble.text)) << log;
+  expect_parts(log, {"'b': ", GetParam().trouble.text});
 }
 
 /// The next unit in the lane must not take the place of one that is held back: rank 0 would get the
@@ -261,8 +247,7 @@ TEST(FiniteCheckOnGpus, ManyTensorsAndManyUnits) {
   });
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_EQ(2U, occurrences(log, "[finite]")) << log;
-  EXPECT_TRUE(contains(log, "'large': rank 0 gave infinity")) << log;
-  EXPECT_TRUE(contains(log, "'small299': rank 0 gave NaN")) << log;
+  expect_parts(log, {"'large': rank 0 gave infinity", "'small299': rank 0 gave NaN"});
 }
 
 std::vector<Setting> settings() {

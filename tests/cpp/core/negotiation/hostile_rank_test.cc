@@ -59,10 +59,7 @@ Status outcome_of(const Request& honest, const Lie& lie) {
 }
 
 void expect_lost(const Request& honest, const Lie& lie, const std::string& text) {
-  const Status status = outcome_of(honest, lie);
-  EXPECT_EQ(Code::kPeerLost, status.code()) << text;
-  EXPECT_NE(std::string::npos, status.message().find(text))
-      << "'" << text << "' is not in: " << status.message();
+  expect_error(outcome_of(honest, lie), Code::kPeerLost, {text});
 }
 
 std::string malformed(const std::string& what) {
