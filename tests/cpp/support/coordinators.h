@@ -93,6 +93,12 @@ inline Handle submit(Coordinator& coordinator, const Request& request, const voi
   return coordinator.submit(std::move(operation));
 }
 
+/// A tensor that is reduced in place.
+inline Handle submit(Coordinator& coordinator, Request request, std::vector<float>& values) {
+  request.shape = {static_cast<std::int64_t>(values.size())};
+  return submit(coordinator, request, values.data(), values.data());
+}
+
 /// Waits and forgets; throws the operation's error.
 inline void finish(Coordinator& coordinator, Handle handle) {
   coordinator.wait(handle);

@@ -10,13 +10,14 @@
 
 #include <gtest/gtest.h>
 
+#include "csrc/engines/hierarchical/hierarchical_device_engine.h"
 #include "csrc/engines/hierarchical/hierarchical_engine.h"
 #include "csrc/engines/shm/shm_engine.h"
 #include "csrc/engines/tcp/tcp_engine.h"
-#include "tests/cpp/support/coordinators.h"
-#include "tests/cpp/support/fakes/fake_cuda.h"
 #include "tests/cpp/support/peers/deserter.h"
 #include "tests/cpp/support/peers/desertion.h"
+#include "tests/cpp/support/peers/device_deserter.h"
+#include "tests/cpp/support/submitter.h"
 
 namespace aiacc {
 namespace {
@@ -51,12 +52,6 @@ std::optional<DeadUnit> verdict_on(const std::vector<std::vector<LaneReport>>& l
     }
   }
   return dead_unit(answers, sets, kLimit);
-}
-
-std::optional<std::string> reason_of(const std::vector<std::vector<LaneReport>>& lanes,
-                                     const std::vector<int>& subset = {}) {
-  const auto verdict = verdict_on(lanes, subset);
-  return verdict ? std::optional(verdict->text) : std::nullopt;
 }
 
 TEST(DeadUnit, IsTheSameWhateverElseIsSaid) {
@@ -145,14 +140,16 @@ TEST(DeadUnit, IsAUnitThatNobodyKeepsAlive) {
        {1, 2},
        "unit 4 of process set 1"}};
   for (const auto& [what, lanes, subset, text] : rows) {
-    const std::string reason = reason_of(lanes, subset).value_or("");
-    EXPECT_EQ(text != nullptr, !reason.empty()) << what;
-    EXPECT_TRUE(text == nullptr || reason.find(text) != std::string::npos) << reason;
+    const auto verdict = verdict_on(lanes, subset);
+    EXPECT_EQ(text != nullptr, verdict.has_value()) << what;
+    if (verdict && text != nullptr) {
+      expect_parts(verdict->text, {text});
+    }
   }
 }
 
 TEST(DeadUnit, NothingIsSaidOfUnknownSetsAndMissingAnswers) {
-  EXPECT_FALSE(reason_of({{unit(1, 4, kStuck, 7)}, {}}).has_value());
+  EXPECT_FALSE(verdict_on({{unit(1, 4, kStuck, 7)}, {}}).has_value());
   EXPECT_FALSE(dead_unit({}, ProcessSetTable(2), kLimit).has_value());
   Answers only;
   only.ranks = RankSet(0);
@@ -192,56 +189,87 @@ TEST(DeadUnit, WhatRanksOfALargeJobSayAlikeIsSaidOnce) {
   EXPECT_EQ(message.answers.lanes[0].ranks, RankSet(0, kRanks - 1));
   const auto text = dead_unit(message.answers, ProcessSetTable(kRanks), kLimit);
   ASSERT_TRUE(text.has_value());
-  EXPECT_NE(text->text.find("0 (for rank 4095), 1 (for rank 0), "), std::string::npos);
+  expect_parts(text->text, {"0 (for rank 4095), 1 (for rank 0), "});
 }
 
 /// Ranks and what moves their bytes; the last rank deserts.
 struct Watched {
   const char* name;
-  Transport transport;
-  std::vector<int> hosts;  ///< of the ranks; if all are one they share memory; none: sockets
-  bool staged = false;     ///< tensors on GPUs pass through the host
+  Place place;
+  std::vector<int> hosts;  ///< of the ranks; if all are one they share memory; none: a flat engine
+  Transport transport = Transport::kTcp;
+  bool host_lanes = false;  ///< between the hosts of tensors that go over NCCL
 };
 
 const std::vector<int> kOneHost{0, 0, 0};
+constexpr double kPeerTimeout = 0.5;
 
 class DeadUnitTest : public testing::TestWithParam<Watched> {
  protected:
+  static constexpr int kRanks = 3;
+  static constexpr int kDeserter = kRanks - 1;
+
   DeadUnitTest() {
-    world_.size = 3;
+    world_.size = kRanks;
     world_.transport = GetParam().transport;
-    world_.peer_timeout_s = 0.5;
+    world_.peer_timeout_s = kPeerTimeout;
     world_.options.unit_timeout_s = 1;
     world_.options.parameters.unit_bytes = 1 << 20;
-    world_.make_engine = [](int rank, EngineContext* context, std::shared_ptr<FakeHub> hub) {
-      std::unique_ptr<Engine> engine;
-      if (context == nullptr) {
-        engine = std::make_unique<FakeEngine>(std::move(hub), rank);
-      } else if (GetParam().hosts.empty()) {
-        engine = std::make_unique<TcpEngine>(*context);
-      } else if (GetParam().hosts == kOneHost) {
-        engine = std::make_unique<ShmEngine>(*context);
-      } else {
-        context->host_of = GetParam().hosts;
-        engine = create_hierarchical_engine(*context);
-      }
-      return rank == kDeserter ? std::make_unique<Deserter>(std::move(engine)) : std::move(engine);
-    };
-    if (GetParam().staged) {
-      world_.options.staging = [this]() -> const CudaDriver& { return cuda_.driver(); };
+    world_.options.parameters.gpu_unit_bytes = 1 << 20;
+  }
+
+  static std::unique_ptr<Engine> engine_of(int rank,
+                                           EngineContext* context,
+                                           std::shared_ptr<FakeHub> hub) {
+    if (context == nullptr) {
+      return std::make_unique<FakeEngine>(std::move(hub), rank);
     }
+    if (GetParam().hosts.empty()) {
+      return std::make_unique<TcpEngine>(*context);
+    }
+    if (GetParam().hosts == kOneHost) {
+      return std::make_unique<ShmEngine>(*context);
+    }
+    context->host_of = GetParam().hosts;
+    return create_hierarchical_engine(*context);
+  }
+  std::unique_ptr<DeviceEngine> gpu_engine_of(int rank) {
+    std::unique_ptr<DeviceEngine> engine = gpus_.engine(rank, world_.lanes);
+    if (GetParam().hosts.empty()) {
+      return engine;
+    }
+    EngineContext context = gpus_.context(rank, world_.lanes);
+    context.host_of = GetParam().hosts;
+    context.peer_timeout_s = kPeerTimeout;
+    HostEngineFactory between;
+    if (GetParam().host_lanes) {
+      between = [](const EngineContext& job) { return std::make_unique<TcpEngine>(job); };
+    }
+    return create_hierarchical_device_engine(std::move(engine), context, between);
   }
 
   /// Ranks that disagree after the dispatch all fail.
   void check(OpKind kind) {
-    with_coordinators(world_, [&](int rank, RankParts& parts) {
-      check_desertion(
-          *parts.coordinator, kind, rank, world_.size, kDeserter, GetParam().staged ? 0 : -1);
+    if (GetParam().place == Place::kNccl) {
+      world_.gpu = [this](int rank) {
+        std::unique_ptr<DeviceEngine> engine = gpu_engine_of(rank);
+        return rank == kDeserter ? std::make_unique<DeviceDeserter>(std::move(engine))
+                                 : std::move(engine);
+      };
+    } else {
+      world_.make_engine = [](int rank, EngineContext* context, std::shared_ptr<FakeHub> hub) {
+        std::unique_ptr<Engine> engine = engine_of(rank, context, std::move(hub));
+        return rank == kDeserter ? std::make_unique<Deserter>(std::move(engine))
+                                 : std::move(engine);
+      };
+    }
+    with_gpus(gpus_, GetParam().place, world_, world_.lanes, [&](int rank, RankParts& parts) {
+      const int device = GetParam().place == Place::kHost ? -1 : rank;
+      check_desertion(*parts.coordinator, kind, rank, kRanks, kDeserter, device);
     });
   }
 
-  static constexpr int kDeserter = 2;
-  FakeCuda cuda_;
+  NcclWorld gpus_{kRanks};
   CoordinatorWorld world_;
 };
 
@@ -252,22 +280,71 @@ TEST_P(DeadUnitTest, AnAllGatherThatOneLeavesOutEnds) { check(OpKind::kAllgather
 /// Ranks that are not connected yet wait for the first one.
 TEST_P(DeadUnitTest, AnAllToAllThatOneLeavesOutEnds) { check(OpKind::kAlltoall); }
 
+const auto name_of_world = [](const auto& test) { return std::string(test.param.name); };
+
 INSTANTIATE_TEST_SUITE_P(
-    Worlds,
+    Hosts,
     DeadUnitTest,
-    testing::Values(Watched{"InProcess", Transport::kInProcess, {}},
-                    Watched{"Tcp", Transport::kTcp, {}},
-                    Watched{"HierarchicalBetweenHosts", Transport::kTcp, {0, 0, 1}},
-                    Watched{"HierarchicalInsideAHost", Transport::kTcp, {0, 1, 1}},
-                    Watched{"SharedMemory", Transport::kTcp, kOneHost},
-                    Watched{"Staged", Transport::kTcp, {}, true},
-                    Watched{"StagedSharedMemory", Transport::kTcp, kOneHost, true},
-                    Watched{"StagedHierarchical", Transport::kTcp, {0, 0, 1}, true}),
-    [](const auto& test) { return std::string(test.param.name); });
+    testing::Values(Watched{"InProcess", Place::kHost, {}, Transport::kInProcess},
+                    Watched{"Tcp", Place::kHost, {}},
+                    Watched{"HierarchicalBetweenHosts", Place::kHost, {0, 0, 1}},
+                    Watched{"HierarchicalInsideAHost", Place::kHost, {0, 1, 1}},
+                    Watched{"SharedMemory", Place::kHost, kOneHost},
+                    Watched{"Staged", Place::kStaged, {}},
+                    Watched{"StagedSharedMemory", Place::kStaged, kOneHost},
+                    Watched{"StagedHierarchical", Place::kStaged, {0, 0, 1}}),
+    name_of_world);
 
-Request large(const std::string& name) { return make_request(name, {100'000}); }
+const auto over_nccl = testing::Values(
+    Watched{"Nccl", Place::kNccl, {}, Transport::kInProcess},
+    Watched{"Hierarchical", Place::kNccl, {0, 1, 1}, Transport::kInProcess},
+    Watched{"HostLanes", Place::kNccl, {0, 1, 2}, Transport::kInProcess, true},
+    Watched{"HostLanesAndNccl", Place::kNccl, {0, 1, 1}, Transport::kInProcess, true});
+INSTANTIATE_TEST_SUITE_P(Gpus, DeadUnitTest, over_nccl, name_of_world);
 
-/// Rank 1 is on its way to the unit, for several times the limit.
+/// Several times the limit of those who wait.
+constexpr std::chrono::milliseconds kLate{800};
+
+class LateUnitTest : public DeadUnitTest {
+ protected:
+  /// An all-reduce for which one rank is late, in what it does `before` on its GPU.
+  template <class Before>
+  void check_that_it_ends_well(Before before) {
+    world_.options.unit_timeout_s = 0.2;
+    with_coordinators(world_, [&](int rank, RankParts& parts) {
+      Submitter gpu(gpus_.cuda, parts, rank);
+      before(rank, gpu);
+      std::vector<float> data(kDesertedRows, 1);
+      gpu.finish(gpu.submit(make_request("x"), data));
+      EXPECT_EQ(data.back(), kRanks);
+      sum(*parts.coordinator, "all are done", 1);
+    });
+  }
+};
+
+TEST_P(LateUnitTest, ARankThatIssuesLateIsWaitedFor) {
+  world_.gpu = [this](int rank) {
+    std::unique_ptr<DeviceEngine> engine = gpu_engine_of(rank);
+    return rank != kDeserter ? std::move(engine)
+                             : std::make_unique<DeviceLatecomer>(std::move(engine), [] {
+                                 std::this_thread::sleep_for(kLate);  // it opens its GPU
+                               });
+  };
+  check_that_it_ends_well([](int, Submitter&) {});
+}
+
+TEST_P(LateUnitTest, ARankWhoseGpuComputesIsWaitedFor) {
+  world_.gpu = [this](int rank) { return gpu_engine_of(rank); };
+  check_that_it_ends_well([this](int rank, Submitter& gpu) {
+    if (rank == kDeserter) {
+      gpus_.cuda.enqueue(gpu.stream(), [] { std::this_thread::sleep_for(kLate); });
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpus, LateUnitTest, over_nccl, name_of_world);
+
+/// Rank 1 is on its way to the unit.
 TEST(UnitWatch, ARankThatIsNotThereYetIsWaitedFor) {
   CoordinatorWorld world;
   world.size = 3;
@@ -275,12 +352,12 @@ TEST(UnitWatch, ARankThatIsNotThereYetIsWaitedFor) {
   world.options.parameters.unit_bytes = 1 << 20;
   world.before = [&](int rank, int lane, std::size_t) {
     if (rank == 1 && lane < 2) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(600));  // it computes
+      std::this_thread::sleep_for(kLate);  // it computes
     }
   };
   with_coordinators(world, [&](int, RankParts& parts) {
-    std::vector<float> data(100'000, 1);
-    finish(*parts.coordinator, submit(*parts.coordinator, large("x"), data.data(), data.data()));
+    std::vector<float> data(kDesertedRows, 1);
+    finish(*parts.coordinator, submit(*parts.coordinator, make_request("x"), data));
     EXPECT_EQ(data.back(), 3);
     sum(*parts.coordinator, "all are done", 1);
   });
