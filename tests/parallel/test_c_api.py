@@ -58,7 +58,7 @@ def test_groups_and_process_sets():
     outsider = 1
     ends = add_process_set([rank for rank in range(hvd.size()) if rank != outsider])
     _run("gather_group", 0)
-    _run("gather_group_failures")
+    _run("failures")
     _run("adasum", 0)
     if hvd.size() == 3 and hvd.rank() != outsider:
         _run("adasum", ends.process_set_id)

@@ -136,8 +136,7 @@ EXPORT int job_wait_once(void) {
   aiacc_submission barrier = submission_of(AIACC_BARRIER, "threads.wait", NULL, &late);
   submission.done = NULL;
   if (my_rank() == 1) { /* when the threads of the other rank wait, most likely */
-    EXPECT(aiacc_submit(&barrier, NULL) == AIACC_OK);
-    wait_for(&late);
+    EXPECT(outcome_of(&barrier) == AIACC_OK);
   }
   EXPECT(aiacc_submit(&submission, &shared.handle) == AIACC_OK);
   EXPECT(pthread_barrier_init(&shared.begin, NULL, WAITERS + 1) == 0);
@@ -146,8 +145,7 @@ EXPORT int job_wait_once(void) {
   }
   pthread_barrier_wait(&shared.begin);
   if (my_rank() == 0) {
-    EXPECT(aiacc_submit(&barrier, NULL) == AIACC_OK);
-    wait_for(&late);
+    EXPECT(outcome_of(&barrier) == AIACC_OK);
   }
   for (int i = 0; i < WAITERS; ++i) {
     void* code = NULL;
@@ -208,29 +206,35 @@ EXPORT int job_refusals(void) {
   return 0;
 }
 
-/* Ranks disagree on one; then one has no memory for what it gets. The job goes on. */
+/* Ranks disagree on a tensor, or on one of a group; then rank 1 has no memory for the second tensor
+ * of a group. The job goes on. */
 EXPORT int job_failures(void) {
   const int32_t rank = my_rank();
-  int32_t value[3] = {rank, rank, rank};
-  const int64_t shape[] = {rank + 2};
-  ticket different = {0};
+  int32_t value[4] = {rank, rank, rank, rank};
+  const int64_t shapes[2][2] = {{rank + 1, 1}, {2, rank == 1 ? 1 : 2}};
+  ticket different[2] = {{0}};
   ticket full = {0};
-  const aiacc_tensor tensor = tensor_of(shape, 1, value, value);
-  aiacc_submission submission = submission_of(AIACC_ALLREDUCE, "different", &tensor, &different);
-  EXPECT(aiacc_submit(&submission, NULL) == AIACC_OK);
-  wait_for(&different);
-  EXPECT(different.done == 1 && different.code == AIACC_MISMATCH);
-  EXPECT(strstr(different.message, "'different'") != NULL);
+  const aiacc_tensor group[2] = {tensor_of(shapes[0], 2, value, value),
+                                 tensor_of(shapes[0], 2, value, NULL)};
+  const aiacc_tensor other[2] = {group[0], tensor_of(shapes[1], 2, value, NULL)};
+  aiacc_submission submission = submission_of(AIACC_ALLREDUCE, "different", group, &different[0]);
+  EXPECT(outcome_of(&submission) == AIACC_MISMATCH);
+  EXPECT(strstr(different[0].message, "'different'") != NULL);
 
-  full.refuses = rank == 1 ? 1 : 0;
-  submission = submission_of(AIACC_ALLGATHER, "full", &tensor, &full);
-  EXPECT(aiacc_submit(&submission, NULL) == AIACC_OK);
-  wait_for(&full);
-  EXPECT(full.done == 1 && full.allocated == 1);
-  EXPECT(full.code == (rank == 1 ? AIACC_INVALID_ARGUMENT : AIACC_OK));
-  EXPECT(rank == 0 || strstr(full.message, "allocate returned NULL") != NULL);
-  const int32_t expected[] = {0, 0, 1, 1, 1};
-  EXPECT(rank == 1 || memcmp(full.results[0].memory, expected, sizeof expected) == 0);
+  submission = submission_of(AIACC_ALLGATHER, "different.group", other, &different[1]);
+  submission.tensor_count = 2;
+  EXPECT(outcome_of(&submission) == AIACC_MISMATCH && different[1].allocated == 0);
+  EXPECT(strstr(different[1].message, "'different.group'") != NULL);
+
+  full.refuses = rank == 1 ? 1U << 1 : 0;
+  submission = submission_of(AIACC_ALLGATHER, "full", group, &full);
+  submission.tensor_count = 2;
+  EXPECT(outcome_of(&submission) == (rank == 1 ? AIACC_INVALID_ARGUMENT : AIACC_OK));
+  EXPECT(full.results[0].allocated == 1 && full.results[1].allocated == 1);
+  EXPECT(rank != 1 || strstr(full.message, "allocate returned NULL") != NULL);
+  EXPECT(rank != 1 || strstr(full.message, "for tensor 1") != NULL);
+  const int32_t expected[] = {0, 1, 1};
+  EXPECT(rank == 1 || memcmp(full.results[1].memory, expected, sizeof expected) == 0);
   return 0;
 }
 

@@ -49,6 +49,16 @@ void wait_for(ticket* mine) {
   see_results();
 }
 
+int32_t outcome_of(const aiacc_submission* submission) {
+  ticket* mine = submission->context;
+  const int32_t refusal = aiacc_submit(submission, NULL);
+  if (refusal != AIACC_OK) {
+    return refusal;
+  }
+  wait_for(mine);
+  return mine->done == 1 ? mine->code : -1;
+}
+
 void see_results(void) {
   if (drain != NULL) {
     drain();

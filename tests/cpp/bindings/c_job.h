@@ -33,6 +33,8 @@ typedef struct ticket {
 
 /* Returns when the ticket's submission is over, and its results can be seen. */
 void wait_for(ticket* mine);
+/* Submits and waits; the code of which the ticket was told, once, or of the refusal. */
+int32_t outcome_of(const aiacc_submission* submission);
 /* The same without a ticket. */
 void see_results(void);
 
