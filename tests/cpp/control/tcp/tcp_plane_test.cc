@@ -6,7 +6,9 @@
 #include <future>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -32,23 +34,36 @@ Frame end_frame(Code code, const std::string& reason) {
 /// it lives, so that no ping stands between the frames that a test expects.
 constexpr double kNeverAskedSeconds = 600;
 
+/// The last rank is raw connections to its partners, the others are planes.
+void with_raw_rank(int size,
+                   const std::function<void(TcpPlane&)>& others,
+                   const std::function<void(std::vector<RawPeer>&)>& last,
+                   double peer_timeout_s) {
+  configure_log(LogLevel::kFatal, -1);
+  TcpWorld world(size);
+  run_as_ranks(size, [&](int rank, RankThreads& rank_threads) {
+    if (rank == size - 1) {
+      const DoublingPlan plan = DoublingPlan::of(rank, size);
+      std::vector<int> partners = plan.stages;
+      if (plan.proxy >= 0) {
+        partners.push_back(plan.proxy);
+      }
+      std::vector<RawPeer> peers = raw_peers(world.connector(rank), partners);
+      last(peers);
+      return;
+    }
+    TcpPlane plane(world.connector(rank), peer_timeout_s, 50);
+    const auto guard =
+        rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
+    others(plane);
+  });
+}
+
 /// Rank 0 is a plane, rank 1 a raw connection.
 void with_raw_peer(const std::function<void(TcpPlane&)>& zero,
                    const std::function<void(RawPeer&)>& one,
                    double peer_timeout_s = kNeverAskedSeconds) {
-  configure_log(LogLevel::kFatal, -1);
-  TcpWorld world(2);
-  run_as_ranks(2, [&](int rank, RankThreads& rank_threads) {
-    if (rank == 1) {
-      RawPeer peer = std::move(raw_peers(world.connector(1), {0})[0]);
-      one(peer);
-      return;
-    }
-    TcpPlane plane(world.connector(0), peer_timeout_s, 50);
-    const auto guard =
-        rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
-    zero(plane);
-  });
+  with_raw_rank(2, zero, [&](std::vector<RawPeer>& peers) { one(peers[0]); }, peer_timeout_s);
 }
 
 TEST(TcpPlane, AnswersPingsBetweenRounds) {
@@ -350,6 +365,72 @@ TEST(TcpPlane, TheReasonForAnEndComesBeforeAnswersThatFail) {
         closed.set_value();
       });
 }
+
+/// The last rank does this on all its connections after a good start; all others must name it.
+struct Misdeed {
+  const char* name;
+  std::function<void(RawPeer&)> commit;
+  const char* text;
+};
+
+class TcpPlaneFailureTest : public testing::TestWithParam<std::tuple<int, Misdeed>> {};
+
+TEST_P(TcpPlaneFailureTest, EverySurvivorLearnsTheSameReason) {
+  const auto& [size, misdeed] = GetParam();
+  const std::string name = misdeed.name;
+  std::atomic<int> connected{0};
+  with_raw_rank(
+      size,
+      [&, size = size, &misdeed = misdeed](TcpPlane& plane) {
+        await_all(connected, size - 1);  // nobody answers before that
+        Bytes message = {0};
+        const Status status = status_of([&] { plane.all_reduce(message, join); });
+        plane.abort(status);  // as the coordinator does
+        EXPECT_FALSE(status.ok());
+        const std::string culprit = "rank " + std::to_string(size - 1);
+        expect_parts(status.message(), {misdeed.text, name == "SaysWhy" ? "" : culprit});
+      },
+      [&, &misdeed = misdeed](std::vector<RawPeer>& peers) {
+        for (RawPeer& peer : peers) {
+          misdeed.commit(peer);
+        }
+        for (std::size_t i = 0; name != "Closes" && i < peers.size(); ++i) {
+          peers[i].await_close();
+        }
+      },
+      0.4);
+}
+
+const Misdeed kMisdeeds[] = {
+    {"Closes", [](RawPeer& peer) { peer.close(); }, "the connection"},
+    {"SendsGarbage", [](RawPeer& peer) { peer.send(Bytes(100, 0x47)); }, "not aiacc's protocol"},
+    {"SendsAnAbsurdLength",
+     [](RawPeer& peer) {
+       Bytes bytes;
+       encode_frame({FrameType::kRound, 0, 0, {}}, bytes);
+       bytes[3] = 0xff;
+       peer.send(bytes);
+     },
+     "a message of 4278190080 bytes (expected at most 67108864)"},
+    {"StartsAnotherRound",
+     [](RawPeer& peer) { peer.send(Frame{FrameType::kRound, 0, 77, {}}); },
+     "got round 77"},
+    {"IsInAnotherStage",
+     [](RawPeer& peer) { peer.send(Frame{FrameType::kRound, 99, 0, {}}); },
+     "stage 99"},
+    {"IsSilent", [](RawPeer&) {}, "has not answered within"},
+    {"SaysWhy",
+     [](RawPeer& peer) { peer.send(end_frame(Code::kEngine, "[test] its rank is broken")); },
+     "is broken"}};
+
+INSTANTIATE_TEST_SUITE_P(Misdeeds,
+                         TcpPlaneFailureTest,
+                         testing::Combine(testing::Values(2, 3, 4, 5, 8),
+                                          testing::ValuesIn(kMisdeeds)),
+                         [](const auto& test) {
+                           return std::get<1>(test.param).name +
+                                  std::to_string(std::get<0>(test.param));
+                         });
 
 TEST(TcpPlaneFuzz, DamagedStreamsEndInAnErrorThatNamesTheRank) {
   Bytes valid;
