@@ -60,9 +60,6 @@ class NegotiatingRanks {
 
   /// What the rank says that it does, from now on: see Negotiator::contribute.
   void set_state(int rank, std::uint32_t state) { state_[static_cast<std::size_t>(rank)] = state; }
-  void set_stuck(int rank, bool stuck) {
-    set_state(rank, stuck ? kFlagOpen : kFlagMoving | kFlagOpen);
-  }
 
   /// What every rank contributes to the next round, which `finish_round` ends.
   const std::vector<Bytes>& begin_round() {

@@ -154,7 +154,7 @@ TEST_P(NegotiatorBudgetTest, TheRemovalOfASetDoesNotOvertakeWhatWasSubmittedBefo
 /// Ranks with more to say are not stuck, whatever their threads do.
 TEST_P(NegotiatorBudgetTest, ARoundThatWasCutFailsNothing) {
   submit([&](int i, int rank) {
-    ranks_.set_stuck(rank, true);
+    ranks_.set_state(rank, kFlagOpen);
     Request request = long_request((i + rank * 50) % kMany);  // first come others on each rank
     request.cacheable = false;
     ranks_.submit(rank, request);
