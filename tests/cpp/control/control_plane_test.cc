@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -18,6 +17,7 @@
 #include "csrc/control/in_process/in_process_plane.h"
 #include "csrc/control/tcp/tcp_plane.h"
 #include "tests/cpp/support/coordinators.h"
+#include "tests/cpp/support/gate.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tcp_world.h"
 
@@ -32,25 +32,6 @@ void merge(Bytes& mine, const Bytes& theirs, const RankBlock&) {
   std::merge(mine.begin(), mine.end(), theirs.begin(), theirs.end(), both.begin());
   mine = both;
 }
-
-/// Lets threads through one after the other, in a given order.
-class Turnstile {
- public:
-  void await(int turn) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return turn_ >= turn; });
-  }
-  void advance() {
-    const std::lock_guard lock(mutex_);
-    ++turn_;
-    changed_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int turn_ = 0;
-};
 
 /// What all transports promise.
 class ControlPlaneTest : public testing::TestWithParam<WorldSetting> {
@@ -110,7 +91,7 @@ TEST_P(ControlPlaneTest, EveryRoundFoldsEveryShareOnce) {
 
 TEST_P(ControlPlaneTest, TheOrderOfArrivalDoesNotMatter) {
   constexpr int kRounds = 60;
-  std::vector<Turnstile> turnstiles(kRounds);
+  std::vector<std::atomic<int>> arrived(kRounds);
   std::vector<std::vector<int>> turns(kRounds, std::vector<int>(static_cast<std::size_t>(size())));
   std::mt19937 random(1);
   for (auto& turn : turns) {
@@ -119,8 +100,10 @@ TEST_P(ControlPlaneTest, TheOrderOfArrivalDoesNotMatter) {
   }
   with_planes([&](int rank, ControlPlane& plane) {
     for (std::size_t round = 0; round < kRounds; ++round) {
-      turnstiles[round].await(turns[round][static_cast<std::size_t>(rank)]);
-      turnstiles[round].advance();
+      while (arrived[round].load() < turns[round][static_cast<std::size_t>(rank)]) {
+        std::this_thread::yield();
+      }
+      ++arrived[round];
       meet(rank, plane);
     }
   });
@@ -208,27 +191,17 @@ TEST_P(ControlPlaneTest, TheProgressThreadAndTheWaiterBothSeeEveryWake) {
   });
 }
 
-TEST_P(ControlPlaneTest, ATimerEndsAWait) {
+/// A timer that kept its first time would end these waits an hour late.
+TEST_P(ControlPlaneTest, ATimerEndsAWaitAtTheEarliestOfItsTimes) {
   with_planes([&](int, ControlPlane& plane) {
     for (int i = 0; i < 20; ++i) {
+      plane.wake_at(Clock::now() + std::chrono::hours(1));
       plane.wake_at(Clock::now() + std::chrono::milliseconds(1));
+      plane.wake_at(Clock::now() + std::chrono::hours(1));
       plane.wait(never());
       plane.take_wakes();
       plane.wake_at(Clock::now());
       plane.wait_claimed(never());
-    }
-  });
-}
-
-/// A timer that kept its first time would end these waits an hour late.
-TEST_P(ControlPlaneTest, AnEarlierTimeReplacesALaterOne) {
-  with_planes([&](int, ControlPlane& plane) {
-    for (int i = 0; i < 20; ++i) {
-      plane.wake_at(Clock::now() + std::chrono::hours(1));
-      plane.wake_at(Clock::now() + std::chrono::milliseconds(1));
-      plane.wake_at(Clock::now() + std::chrono::hours(1));
-      plane.wait(never());
-      plane.take_wakes();
     }
   });
 }
@@ -264,10 +237,10 @@ TEST_P(ControlPlanesTest, AClaimEndsAfterItsGrace) {
 }
 
 TEST_P(ControlPlanesTest, AnInterruptEndsARunningRound) {
-  Turnstile turnstile;
+  Gate gate(false);
   with_planes([&](int rank, ControlPlane& plane) {
     if (rank != 0) {
-      turnstile.await(1);  // without this rank's share the round cannot end
+      gate.pass();  // without this rank's share the round cannot end
       return;
     }
     std::thread killer([&] { plane.interrupt({Code::kShutdown, "enough"}); });
@@ -280,7 +253,7 @@ TEST_P(ControlPlanesTest, AnInterruptEndsARunningRound) {
     plane.interrupt({Code::kInternal, "later"});
     EXPECT_EQ(status_of([&] { plane.service(); }).message(), "enough") << "the first one wins";
     killer.join();
-    turnstile.advance();
+    gate.open();
   });
 }
 
