@@ -10,58 +10,45 @@
 namespace aiacc {
 namespace {
 
-std::unique_ptr<Operation> unnamed(OpKind kind = OpKind::kAllreduce) {
+std::unique_ptr<Operation> operation_of(OpKind kind, bool named) {
   auto operation = std::make_unique<Operation>();
   operation->request = make_request("x.noname.0.0", kind, {1});
-  operation->request.cacheable = false;
+  operation->request.cacheable = named;
   return operation;
 }
+std::unique_ptr<Operation> unnamed() { return operation_of(OpKind::kAllreduce, false); }
 
 TEST(StuckDetector, StuckWhileTheOnlyThreadWaitsForSomethingUndecided) {
-  StuckDetector detector;
-  EXPECT_FALSE(detector.all_stuck()) << "nobody waits";
-  const auto operation = unnamed();
-  detector.note();
-  {
-    const StuckDetector::Wait wait(detector, *operation);
-    EXPECT_TRUE(detector.all_stuck());
-    operation->dispatched.store(true);
-    EXPECT_FALSE(detector.all_stuck()) << "it is on its way";
-    operation->dispatched.store(false);
-    operation->done.store(true);
-    EXPECT_FALSE(detector.all_stuck()) << "it has failed";
-    operation->done.store(false);
-  }
-  EXPECT_FALSE(detector.all_stuck());
-}
-
-TEST(StuckDetector, NamesThatUsersGaveAndJoinsDoNotCount) {
-  StuckDetector detector;
-  detector.note();
-  const auto named = unnamed();
-  named->request.cacheable = true;
-  const auto join = unnamed(OpKind::kJoin);
-  for (const auto* operation : {&named, &join}) {
-    const StuckDetector::Wait wait(detector, **operation);
+  const struct {
+    const char* what;
+    OpKind kind;
+    bool named;  ///< by the user
+    bool dispatched;
+    bool done;
+    bool stuck;
+    bool after_long;  ///< whether it is stuck after a long wait
+  } rows[] = {{"an automatic name", OpKind::kAllreduce, false, false, false, true, true},
+              {"it is on its way", OpKind::kAllreduce, false, true, false, false, false},
+              {"it has failed", OpKind::kAllreduce, false, false, true, false, false},
+              {"a name that the user gave", OpKind::kAllreduce, true, false, false, false, true},
+              {"that on its way", OpKind::kAllreduce, true, true, false, false, false},
+              {"a join", OpKind::kJoin, false, false, false, false, false}};
+  for (const auto& row : rows) {
+    SCOPED_TRACE(row.what);
+    StuckDetector detector;
+    EXPECT_FALSE(detector.all_stuck()) << "nobody waits";
+    const auto operation = operation_of(row.kind, row.named);
+    operation->dispatched.store(row.dispatched);
+    operation->done.store(row.done);
+    detector.note();
+    {
+      const StuckDetector::Wait wait(detector, *operation);
+      EXPECT_EQ(row.stuck, detector.all_stuck());
+      EXPECT_EQ(row.after_long, detector.all_stuck_since(wait.since()));
+      EXPECT_FALSE(detector.all_stuck_since(wait.since() - std::chrono::nanoseconds(1)));
+    }
     EXPECT_FALSE(detector.all_stuck());
   }
-}
-
-TEST(StuckDetector, WhoWaitsForLongForAGivenNameIsStuckToo) {
-  StuckDetector detector;
-  detector.note();
-  const auto named = unnamed();
-  named->request.cacheable = true;
-  const StuckDetector::Wait wait(detector, *named);
-  EXPECT_TRUE(detector.all_stuck_since(wait.since()));
-  EXPECT_FALSE(detector.all_stuck_since(wait.since() - std::chrono::nanoseconds(1)));
-  named->dispatched.store(true);
-  EXPECT_FALSE(detector.all_stuck_since(wait.since())) << "it is on its way";
-  const auto join = unnamed(OpKind::kJoin);
-  StuckDetector joining;
-  joining.note();
-  const StuckDetector::Wait joined(joining, *join);
-  EXPECT_FALSE(joining.all_stuck_since(joined.since()));
 }
 
 TEST(StuckDetector, AnotherThreadThatSubmitsMayStillDoSo) {
