@@ -90,36 +90,15 @@ TEST(RequestMatching, ADisagreementNamesTensorRanksAndBothValues) {
   }
 }
 
-/// What ranks may have of their own.
-TEST(RequestMatching, RowsSplitsAndNumbersOfGpusMayDiffer) {
-  std::vector<Request> requests(3, make_request("g", OpKind::kAllgather, {2, 3}));
-  requests[1].shape = {0, 3};
-  EXPECT_TRUE(validate(requests).ok());
-  requests.assign(2, make_request("a", OpKind::kAlltoall, {2, 3}));
-  requests[0].numbers = {1, 1};
-  requests[1].numbers = {0, 5};
-  requests[1].shape = {6, 3};
-  EXPECT_TRUE(validate(requests).ok());
-  requests.assign(2, make_request("x"));
-  requests[0].device = 0;
-  requests[1].device = 3;
-  EXPECT_TRUE(validate(requests).ok());
-  EXPECT_TRUE(same_signature(requests[0], requests[1]));
-  requests[1].name = "other";
-  EXPECT_TRUE(same_signature(requests[0], requests[1]));
-}
-
-TEST(RequestMatching, RanksOfAProcessSetAreNamedByTheirNumbers) {
-  std::vector<Request> requests(2, make_request("x"));
-  for (Request& request : requests) {
-    request.process_set = 4;
-  }
-  EXPECT_FALSE(same_signature(requests[0], make_request("x")));
-  requests[1].shape = {5};
-  EXPECT_EQ(
-      aiacc::validate(requests, {3, 7}).message(),
-      "[negotiation] tensor 'x (process set 4)': rank 3 submitted shape [4], rank 7 submitted "
-      "shape [5]; all ranks must agree on it");
+/// What ranks may have of their own, rows and splits too, is in coordinator_random_test.cc.
+TEST(RequestMatching, SignaturesHaveNeitherNamesNorNumbersOfGpus) {
+  Request one = make_request("x");
+  one.device = 0;
+  Request other = make_request("other");
+  other.device = 3;
+  EXPECT_TRUE(same_signature(one, other));
+  other.process_set = 4;
+  EXPECT_FALSE(same_signature(one, other));
 }
 
 }  // namespace
