@@ -36,8 +36,7 @@ TEST(CoordinatorLanes, ATensorGoesAroundTheLanesThatAreBusy) {
     std::vector<std::vector<float>> data(3, std::vector<float>(kElements, 1));
     std::vector<Handle> handles;
     for (std::size_t i = 0; i < data.size(); ++i) {
-      const Request request = make_request(std::to_string(i), {kElements});
-      handles.push_back(submit(*parts.coordinator, request, data[i].data(), data[i].data()));
+      handles.push_back(submit(*parts.coordinator, make_request(std::to_string(i)), data[i]));
       parts.coordinator->flush();
       if (rank == 0) {
         gate.await(i + 1);
@@ -69,11 +68,10 @@ TEST(CoordinatorLanes, WhatIsOverOnAllRanksWeighsNothing) {
   EXPECT_EQ(gate.arrived(), (std::vector<int>{0, 0, 0}));
 }
 
-TEST(CoordinatorLanes, WeightsOfAnEpochShareOutTheBytes) {
+/// What any rank proposes takes effect on all: the size of units, and weights of lanes.
+TEST(CoordinatorLanes, AnEpochSharesOutTheBytesByItsWeights) {
   Gate gate(true);
-  CoordinatorWorld world = world_with(gate);
-  world.options.parameters.unit_bytes = 1 << 16;
-  with_coordinators(world, [&](int rank, RankParts& parts) {
+  with_coordinators(world_with(gate), [&](int rank, RankParts& parts) {
     if (rank == 1) {
       Parameters slow_middle{0, 1 << 16, 3};
       slow_middle.weights[1] = kFullWeight / 4;
@@ -81,8 +79,8 @@ TEST(CoordinatorLanes, WeightsOfAnEpochShareOutTheBytes) {
     }
     barrier(*parts.coordinator, "proposed");  // its round, or an earlier one, has carried it
     std::vector<float> data(9 * (1 << 14), 1);
-    const Request request = make_request("x", {static_cast<std::int64_t>(data.size())});
-    finish(*parts.coordinator, submit(*parts.coordinator, request, data.data(), data.data()));
+    finish(*parts.coordinator, submit(*parts.coordinator, make_request("x"), data));
+    EXPECT_EQ(parts.coordinator->stats().units, 9U);
   });
   std::vector<int> units(3, 0);
   for (const int lane : gate.arrived()) {
@@ -117,12 +115,11 @@ TEST(CoordinatorLanes, ASlowLaneIsRelieved) {
   };
   with_coordinators(world, [&](int rank, RankParts& parts) {
     std::vector<float> data(kUnits << 14, 0);
-    const Request request = make_request("x", {static_cast<std::int64_t>(data.size())});
     bool relieved = false;
     // The deadline of the ranks ends this if it never happens.
     while (sum(*parts.coordinator, "relieved", relieved ? 1 : 0) == 0) {
       const int before = slow_units.load();
-      finish(*parts.coordinator, submit(*parts.coordinator, request, data.data(), data.data()));
+      finish(*parts.coordinator, submit(*parts.coordinator, make_request("x"), data));
       relieved = rank == 0 && slow_units.load() - before < kUnits / kLanes;
     }
   });
@@ -146,7 +143,7 @@ TEST(CoordinatorWaits, EndWithTheirOwnOperation) {
   with_coordinators(waiting_world(gate), [&](int rank, RankParts& parts) {
     Coordinator& coordinator = *parts.coordinator;
     std::vector<float> data(kMany, 1);
-    const Handle x = submit(coordinator, make_request("x", {kMany}), data.data(), data.data());
+    const Handle x = submit(coordinator, make_request("x"), data);
     coordinator.flush();
     if (rank == 0) {
       gate.await(1);
@@ -177,8 +174,7 @@ TEST(CoordinatorWaits, AreNotHeldByALane) {
       Coordinator& coordinator = *parts.coordinator;
       std::vector<float> data(kMany, 1);
       float value = 1;
-      const Handle held =
-          submit(coordinator, make_request("held", {kMany}), data.data(), data.data());
+      const Handle held = submit(coordinator, make_request("held"), data);
       const Handle other = submit(coordinator, make_request("other", {1}), &value, &value);
       if (rank == 0 && is_its_own) {
         coordinator.wait(held, [&] { gate.open(); });
@@ -203,8 +199,7 @@ TEST(CoordinatorWaits, MoveWhatIsShortThemselves) {
   with_coordinators(world, [&](int, RankParts& parts) {
     for (const std::int64_t elements : {std::int64_t{1}, kElements}) {
       std::vector<float> data(static_cast<std::size_t>(elements), 1);
-      const Request request = make_request("x", {elements});
-      finish(*parts.coordinator, submit(*parts.coordinator, request, data.data(), data.data()));
+      finish(*parts.coordinator, submit(*parts.coordinator, make_request("x"), data));
       EXPECT_EQ(mover, std::this_thread::get_id()) << elements << " elements";
     }
   });

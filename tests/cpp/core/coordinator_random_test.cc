@@ -151,6 +151,7 @@ class RankRun {
       }
       if (!formed) {
         EXPECT_TRUE(coordinator_.remove_process_set(ids_[i]));
+        EXPECT_FALSE(coordinator_.remove_process_set(ids_[i])) << "twice";
       } else if (ids_[i] != 0) {
         coordinator_.leave_process_set(ids_[i]);
       }
@@ -351,6 +352,7 @@ CoordinatorWorld world_of(const Bed& bed, NcclWorld& gpus, std::uint32_t seed) {
   if (random() % 3 == 0) {
     world.options.linger = std::chrono::hours(1);
   }
+  world.options.patience = std::chrono::hours(1);  // whoever ignores a round that it must not hangs
   if (bed.hosts.empty()) {
     return world;
   }

@@ -43,12 +43,12 @@ TEST_P(CoordinatorWireTest, AllRanksHaveTheSameBitsRoundedFromTheirInputs) {
         for (std::size_t i = 0; i < kCount; ++i) {
           mine[i] = given(rank, i);
         }
-        Request request = make_request("x", {kCount});
+        Request request = make_request("x");
         request.wire = wire;
         request.op = op;
         request.prescale = 3;
         request.postscale = 1.1;
-        finish(*parts.coordinator, submit(*parts.coordinator, request, mine.data(), mine.data()));
+        finish(*parts.coordinator, submit(*parts.coordinator, request, mine));
       });
       for (const std::vector<float>& result : results) {
         ASSERT_EQ(bits_of(results[0]), bits_of(result));
@@ -84,9 +84,9 @@ TEST_P(CoordinatorWireTest, HalfTheBytesTravelInHalfTheUnits) {
     std::vector<float> values(std::size_t{1} << 20, 1.0F);
     const auto moved = [&](WireFormat wire) {
       const CoordinatorStats before = coordinator.stats();
-      Request request = make_request("x", {static_cast<std::int64_t>(values.size())});
+      Request request = make_request("x");
       request.wire = wire;
-      finish(coordinator, submit(coordinator, request, values.data(), values.data()));
+      finish(coordinator, submit(coordinator, request, values));
       const CoordinatorStats after = coordinator.stats();
       return std::pair{after.data_bytes - before.data_bytes, after.units - before.units};
     };

@@ -205,8 +205,8 @@ TEST(FiniteCheckOnHosts, NothingFollowsWhatIsHeldBack) {
     std::vector<Handle> handles;
     memory.reserve(4);
     for (const char* name : {"a", "b", "c", "d"}) {
-      float* data = memory.emplace_back(1024, *name == 'b' && rank == 1 ? NAN : 1.0F).data();
-      handles.push_back(submit(*parts.coordinator, make_request(name, {1024}), data, data));
+      auto& data = memory.emplace_back(1024, *name == 'b' && rank == 1 ? NAN : 1.0F);
+      handles.push_back(submit(*parts.coordinator, make_request(name), data));
     }
     while (parts.coordinator->stats().units < handles.size()) {
       std::this_thread::yield();
