@@ -23,4 +23,16 @@ inline Request make_request(std::string name, OpKind kind, std::vector<std::int6
   return request;
 }
 
+/// A message as it travels.
+inline Bytes encoded(const RoundMessage& message) {
+  Bytes bytes;
+  message.encode(bytes);
+  return bytes;
+}
+inline RoundMessage decoded(const Bytes& bytes) {
+  RoundMessage message;
+  message.decode(bytes);
+  return message;
+}
+
 }  // namespace aiacc

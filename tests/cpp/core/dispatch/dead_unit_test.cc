@@ -173,17 +173,14 @@ TEST(DeadUnit, WhatRanksOfALargeJobSayAlikeIsSaidOnce) {
       report.ahead = kRanks - 1;
       message.answers.lanes.push_back({report, RankSet(rank)});
     }
-    Bytes share;
-    message.encode(share);
     if (rank == 0) {
-      all.swap(share);
+      all = encoded(message);
     } else {
-      combine_rounds(all, share);
+      combine_rounds(all, encoded(message));
     }
   }
   EXPECT_LT(all.size(), 500U);
-  RoundMessage message;
-  message.decode(all);
+  const RoundMessage message = decoded(all);
   EXPECT_TRUE(message.answers.lanes_complete);
   ASSERT_EQ(message.answers.lanes.size(), kLanes);
   EXPECT_EQ(message.answers.lanes[0].ranks, RankSet(0, kRanks - 1));

@@ -39,8 +39,7 @@ Status outcome_of(const Request& honest, const Lie& lie) {
     ranks.back().submit(honest, 1);
     ranks.back().contribute(shares[static_cast<std::size_t>(rank)]);
   }
-  RoundMessage message;
-  message.decode(shares[kLiar]);
+  RoundMessage message = decoded(shares[kLiar]);
   lie(message);
   message.encode(shares[kLiar]);
   std::vector<Status> statuses;
@@ -248,16 +247,13 @@ TEST(HostileRank, ARankKnowsItsOwnRequestsAndBits) {
     for (const Request& request : told) {
       message.requests.emplace_back(request, 0, 0);
     }
-    message.encode(share);
-    EXPECT_THROW(rank.apply(share), Error) << told.size();
+    EXPECT_THROW(rank.apply(encoded(message)), Error) << told.size();
   }
   Negotiator rank(0, 2, 16, Parameters{0, 1 << 20, 1});
   RoundMessage message;
   message.ready.grow(64);
   message.ready.set(3);
-  Bytes bytes;
-  message.encode(bytes);
-  EXPECT_THROW(rank.apply(bytes), Error) << "a bit of no slot";
+  EXPECT_THROW(rank.apply(encoded(message)), Error) << "a bit of no slot";
 }
 
 TEST(HostileRank, WhoAsksTwiceIsNamed) {
@@ -267,12 +263,9 @@ TEST(HostileRank, WhoAsksTwiceIsNamed) {
     EXPECT_TRUE(status.ok()) << status.message();
     Bytes share;
     rank.contribute(share);
-    RoundMessage message;
-    message.decode(share);
+    RoundMessage message = decoded(share);
     message.requests = {SharedRequest(kReduce, 1, 0)};
-    Bytes lie;
-    message.encode(lie);
-    combine_rounds(share, lie, {1, 1});
+    combine_rounds(share, encoded(message), {1, 1});
     status = status_of([&] { rank.apply(share); });
   }
   expect_error(status, Code::kInternal, {"rank 1 submitted 'x' twice"});

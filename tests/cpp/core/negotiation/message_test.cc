@@ -51,18 +51,6 @@ RoundMessage message_of(int rank, std::size_t slots) {
   return message;
 }
 
-Bytes encoded(const RoundMessage& message) {
-  Bytes bytes;
-  message.encode(bytes);
-  return bytes;
-}
-
-RoundMessage decoded(const Bytes& bytes) {
-  RoundMessage message;
-  message.decode(bytes);
-  return message;
-}
-
 TEST(RoundMessage, ComesBackAsItWasEncoded) {
   for (const std::size_t slots : {0, 1, 64, 65}) {
     RoundMessage message = message_of(2, slots);

@@ -24,15 +24,7 @@ Bytes share_of(int rank, const std::vector<Request>& requests) {
     message.requests.emplace_back(
         request, rank, static_cast<std::uint32_t>(message.requests.size()));
   }
-  Bytes bytes;
-  message.encode(bytes);
-  return bytes;
-}
-
-RoundMessage decoded(const Bytes& bytes) {
-  RoundMessage message;
-  message.decode(bytes);
-  return message;
+  return encoded(message);
 }
 
 /// Folds neighbours or others, in any order and grouping.

@@ -12,6 +12,7 @@
 
 #include "csrc/core/negotiation/message.h"
 #include "tests/cpp/support/mutator.h"
+#include "tests/cpp/support/requests.h"
 
 namespace aiacc {
 
@@ -28,15 +29,12 @@ class Liar {
     if (chance(3)) {
       return mutator_.damage(share);
     }
-    RoundMessage message;
-    message.decode(share);
+    RoundMessage message = decoded(share);
     apart_ = false;
     for (std::size_t left = 1 + below(3); left > 0 && !apart_; --left) {
       change(message, rank, size);
     }
-    Bytes bytes;
-    message.encode(bytes);
-    return bytes;
+    return encoded(message);
   }
 
   /// Small, negative or at the edge of some type or limit.
