@@ -16,22 +16,15 @@ namespace {
 
 const Status kGone(Code::kPeerLost, "[test] rank 3 is gone");
 
-/// What submit tells besides the handle.
-struct Queue {
-  std::uint64_t bytes = 0;
-  bool was_empty = false;
-};
-
 Handle submit(TensorTable& table,
               const Request& request,
-              std::unique_ptr<Completion> completion = nullptr,
-              Queue* queue = nullptr) {
-  Queue ignored;
-  Queue& told = queue != nullptr ? *queue : ignored;
+              std::unique_ptr<Completion> completion = nullptr) {
   auto operation = table.acquire();
   operation->request = request;
   operation->completion = std::move(completion);
-  return table.submit(std::move(operation), told.bytes, told.was_empty);
+  std::uint64_t queued = 0;
+  bool was_empty = false;
+  return table.submit(std::move(operation), queued, was_empty);
 }
 
 Handle submit(TensorTable& table, const std::string& name, std::uint32_t process_set = 0) {
@@ -52,9 +45,11 @@ TEST(TensorTable, CountsWhatIsQueuedAndInFlight) {
   TensorTable table;
   EXPECT_FALSE(table.has_queued());
   const auto add = [&](const std::string& name) {
-    Queue queue;
-    submit(table, make_request(name, {10}), nullptr, &queue);
-    return std::pair(queue.bytes, queue.was_empty);
+    auto operation = table.acquire();
+    operation->request = make_request(name, {10});
+    std::pair<std::uint64_t, bool> told;
+    table.submit(std::move(operation), told.first, told.second);
+    return told;
   };
   EXPECT_EQ(add("a"), std::pair(std::uint64_t{40}, true));
   EXPECT_EQ(add("b"), std::pair(std::uint64_t{80}, false));

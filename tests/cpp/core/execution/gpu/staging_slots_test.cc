@@ -16,6 +16,7 @@
 #include "csrc/engines/hierarchical/hierarchical_engine.h"
 #include "csrc/engines/shm/shm_engine.h"
 #include "tests/cpp/core/execution/gpu/staging_suite.h"
+#include "tests/cpp/support/submitter.h"
 
 namespace aiacc {
 namespace {
@@ -117,8 +118,7 @@ TEST_P(StagingSlotsTest, AllSortsOfUnitsMix) {
           request.kind = OpKind::kBroadcast;
         }
         tensors.emplace_back(static_cast<std::size_t>(count), static_cast<float>(rank + 1));
-        handles.push_back(
-            submit(coordinator, request, tensors.back().data(), tensors.back().data()));
+        handles.push_back(submit(coordinator, request, tensors.back()));
       }
       coordinator.flush();
       std::vector<float> expected;
@@ -149,7 +149,7 @@ TEST_P(StagingSlotsTest, ARankThatHasJoinedGivesZeros) {
       std::vector<float> values(3 * kLarge, 1);
       Request request = make_request("x", {3 * kLarge});
       request.device = 0;
-      finish(coordinator, submit(coordinator, request, values.data(), values.data()));
+      finish(coordinator, submit(coordinator, request, values));
       cuda_.drain();
       EXPECT_EQ(std::vector<float>(3 * kLarge, static_cast<float>(size() - 1)), values);
     }
@@ -172,8 +172,8 @@ TEST_P(StagingSlotsTest, OtherUnitsGoThroughBuffers) {
     std::vector<std::vector<float>> both(2, std::vector<float>(kLarge, static_cast<float>(rank)));
     for (const int device : {-1, 0}) {
       request.device = device;
-      float* values = both[static_cast<std::size_t>(-device)].data();
-      finish(*parts.coordinator, submit(*parts.coordinator, request, values, values));
+      std::vector<float>& values = both[static_cast<std::size_t>(-device)];
+      finish(*parts.coordinator, submit(*parts.coordinator, request, values));
     }
     cuda_.drain();
     EXPECT_EQ(both[1], both[0]);
@@ -229,26 +229,21 @@ INSTANTIATE_TEST_SUITE_P(Worlds,
 
 /// What `auto` takes on one host.
 TEST(StagingSlots, HierarchicalOnOneHostSharesThem) {
-  FakeCuda cuda;
+  NcclWorld gpus(2);
   CoordinatorWorld world;
   world.transport = Transport::kTcp;
   world.options.parameters.unit_bytes = kUnit;
-  world.options.staging = [&]() -> const CudaDriver& { return cuda.driver(); };
   world.make_engine = [](int, EngineContext* context, const std::shared_ptr<FakeHub>&) {
     context->host_of = {0, 0};
     return std::make_unique<HierarchicalEngine>(*context, tcp_levels());
   };
-  with_coordinators(world, [&](int, RankParts& parts) {
+  with_submitters(gpus, Place::kStaged, world, 1, [](int, RankParts&, Submitter& gpu) {
     std::vector<float> tensor(3 * kLarge, 1);
-    Request request = make_request("x", {3 * kLarge});
-    request.device = 0;
-    finish(*parts.coordinator, submit(*parts.coordinator, request, tensor.data(), tensor.data()));
-    cuda.drain();
+    gpu.finish(gpu.submit(make_request("x"), tensor));
     EXPECT_EQ(tensor, std::vector<float>(3 * kLarge, 2));
   });
-  EXPECT_EQ(cuda.copied_by_pinned(), 0U);
-  EXPECT_EQ(cuda.misuses(), 0);
-  EXPECT_EQ(cuda.registered(), 0U);
+  EXPECT_EQ(gpus.cuda.copied_by_pinned(), 0U);
+  EXPECT_EQ(gpus.cuda.registered(), 0U);
 }
 
 /// Tells when it is aborted.
@@ -312,10 +307,9 @@ TEST(StagingSlots, AnAbortWaitsForCopiesThatAreUnderWay) {
     const auto stands = standing.stands.get_future().share();
     with_coordinators(world, [&](int rank, RankParts& parts) {
       Coordinator& coordinator = *parts.coordinator;
-      Request request = make_request("x", {8 * kLarge});
+      Request request = make_request("x");
       request.device = 0;
-      std::vector<float>& tensor = tensors[static_cast<std::size_t>(rank)];
-      const Handle handle = submit(coordinator, request, tensor.data(), tensor.data());
+      const Handle handle = submit(coordinator, request, tensors[static_cast<std::size_t>(rank)]);
       coordinator.flush();
       stands.wait();
       if (rank == 0) {

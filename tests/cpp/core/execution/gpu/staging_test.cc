@@ -108,50 +108,39 @@ TEST(Staging, RowsAreGatheredAndExchangedInSeveralSteps) {
 /// `wait` returns when the copies back are queued; whoever orders a stream after that reads
 /// results.
 TEST(Staging, WaitReturnsWhileTheGpuIsStillBusy) {
-  FakeCuda cuda;
+  NcclWorld gpus(2);
   CoordinatorWorld world;
-  world.size = 2;
-  world.options.staging = [&]() -> const CudaDriver& { return cuda.driver(); };
   std::atomic<int> arrived{0};
   world.before = [&](int, int, std::size_t bytes) {
     if (bytes == 4000 && ++arrived == 2) {
-      cuda.hold();  // the copies to the host are done, those back are still to come
+      gpus.cuda.hold();  // the copies to the host are done, those back are still to come
     }
   };
-  with_coordinators(world, [&](int, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
+  with_submitters(gpus, Place::kStaged, world, 1, [&](int, RankParts& parts, Submitter& gpu) {
     std::vector<float> tensor(1000, 1);
-    Request request = make_request("held", {1000});
-    request.device = 0;
-    const Handle handle = submit(coordinator, request, tensor.data(), tensor.data());
-    const auto operation = coordinator.wait(handle);
-    coordinator.device_path().order_after(*operation, nullptr);
+    const Handle handle = gpu.submit(make_request("held"), tensor);
+    gpu.wait(handle);
     EXPECT_EQ(tensor.front(), 1);  // the GPU has done nothing since
-    sum(coordinator, "both have waited", 1);
-    cuda.release();
-    cuda.drain();
+    sum(*parts.coordinator, "both have waited", 1);
+    gpus.cuda.release();
+    gpu.finish(handle);
     EXPECT_EQ(tensor, std::vector<float>(1000, 2));
-    coordinator.release(handle);
   });
 }
 
 /// What the framework has queued before a tensor may take long, and a caller looks after signals.
 TEST(Staging, AWaitIsNotHeldByTheGpu) {
-  FakeCuda cuda;
+  NcclWorld gpus(2);
   CoordinatorWorld world;
-  world.options.staging = [&]() -> const CudaDriver& { return cuda.driver(); };
   world.options.linger = std::chrono::hours(1);
   world.options.peer_timeout_s = 1;
-  cuda.hold();
-  with_coordinators(world, [&](int, RankParts& parts) {
+  gpus.cuda.hold();
+  with_submitters(gpus, Place::kStaged, world, 1, [&](int, RankParts& parts, Submitter& gpu) {
     std::vector<float> tensor(1000, 1);
-    Request request = make_request("held", {1000});
-    request.device = 0;
-    const Handle handle = submit(*parts.coordinator, request, tensor.data(), tensor.data());
-    parts.coordinator->wait(handle, [&] { cuda.release(); });
-    cuda.drain();  // it is done when the copies back are queued
+    const Handle handle = gpu.submit(make_request("held"), tensor);
+    parts.coordinator->wait(handle, [&] { gpus.cuda.release(); });
+    gpu.finish(handle);  // the wait ends when the copies back are queued
     EXPECT_EQ(tensor, std::vector<float>(1000, 2));
-    parts.coordinator->release(handle);
   });
 }
 
