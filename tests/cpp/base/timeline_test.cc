@@ -192,34 +192,22 @@ TEST_F(TimelineTest, EveryRankTellsStepsThatFollowEachOther) {
   }
 }
 
-/// Files of this process cannot grow beyond `bytes` meanwhile.
-class FileLimit {
- public:
-  explicit FileLimit(rlim_t bytes) : action_(std::signal(SIGXFSZ, SIG_IGN)) {
-    getrlimit(RLIMIT_FSIZE, &before_);
-    const rlimit limit{bytes, before_.rlim_max};
-    setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  FileLimit(const FileLimit&) = delete;
-  FileLimit& operator=(const FileLimit&) = delete;
-  ~FileLimit() {
-    setrlimit(RLIMIT_FSIZE, &before_);
-    std::signal(SIGXFSZ, action_);
-  }
-
- private:
-  void (*action_)(int);
-  rlimit before_{};
-};
-
-/// What `body` makes the process write to standard error. Not through a file: `FileLimit` counts.
+/// What `body` makes the process write to standard error, whose other files cannot grow beyond
+/// `most_bytes` meanwhile.
 template <class Body>
-std::string errors_of(Body body) {
+std::string errors_of(Body body, rlim_t most_bytes = RLIM_INFINITY) {
   int pipe[2];
   EXPECT_EQ(pipe2(pipe, O_CLOEXEC | O_NONBLOCK), 0);
   const int before = dup(STDERR_FILENO);
   dup2(pipe[1], STDERR_FILENO);
+  auto* const action = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit usual{};
+  getrlimit(RLIMIT_FSIZE, &usual);
+  const rlimit limit{std::min(most_bytes, usual.rlim_cur), usual.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &limit);
   body();
+  setrlimit(RLIMIT_FSIZE, &usual);
+  std::signal(SIGXFSZ, action);
   dup2(before, STDERR_FILENO);
   std::string text(65536, ' ');
   const ssize_t got = ::read(pipe[0], text.data(), text.size());
@@ -242,15 +230,15 @@ TEST_F(TimelineTest, WhereThereIsNoRoomItEndsWithItsLastWholeEvent) {
   // Every length up to one that holds all: also the last event and the end of the array are cut.
   // The clock's digits may differ, so the last few may or may not fit.
   for (std::size_t bytes = 0; bytes < whole.size() + 8; ++bytes) {
-    const std::string errors = errors_of([&] {
-      const FileLimit limit(bytes);
+    const auto run = [&] {
       Timeline timeline(0);
       timeline.start(path("t.json"), false);
       record(timeline, "first");
       record(timeline, "second");
       timeline.stop();
       EXPECT_FALSE(timeline.on());
-    });
+    };
+    const std::string errors = errors_of(run, bytes);
     const std::string text = read("t.json");
     ASSERT_LE(text.size(), bytes);
     ASSERT_EQ(text.find('\0'), std::string::npos);
@@ -322,13 +310,13 @@ TEST_F(TimelineTest, AFileSystemThatStandsStillKeepsNobody) {
 
 TEST_F(TimelineTest, TheSameFileBeginsAnewWhenThereIsRoomAgain) {
   Timeline timeline(0);
-  errors_of([&] {
-    const FileLimit limit(8);
+  const auto run = [&] {
     timeline.start(path("t.json"), false);
     while (timeline.on()) {  // until the writer has found out
       std::this_thread::yield();
     }
-  });
+  };
+  errors_of(run, 8);
   EXPECT_EQ(read("t.json"), "");
   expect_room(timeline);
 }

@@ -166,17 +166,10 @@ TEST(CoordinatorGpuFailures, WhatTheGpuNeverDoesIsReported) {
 
 TEST(CoordinatorGpuFailures, TooManyCombinationsOfGpus) {
   constexpr int kDevices = DeviceEngineCache::kSplitIds + 1;
-  FakeCuda cuda(kDevices);
-  FakeNccl nccl(cuda);
-  CoordinatorWorld world;
-  world.size = 1;
-  world.gpu = [&](int) {
-    EngineContext context;
-    return std::make_unique<NcclEngine>(cuda.driver(), nccl.api(), context);
-  };
-  with_coordinators(world, [&](int, RankParts& parts) {
+  NcclWorld gpus(1, kNcclHeaderVersion, kDevices);
+  with_gpus(gpus, Place::kNccl, {}, 1, [&](int, RankParts& parts) {
     const auto use = [&](int device) {
-      Submitter gpu(cuda, parts, device);
+      Submitter gpu(gpus.cuda, parts, device);
       std::vector<float> values(1, 1);
       gpu.finish(gpu.submit(make_request("x"), values));
     };

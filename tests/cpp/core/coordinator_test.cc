@@ -135,26 +135,6 @@ TEST_P(CoordinatorTest, ManySmallTensorsShareUnitsAndRounds) {
   });
 }
 
-TEST_P(CoordinatorTest, AGroupCountsAsOneTensor) {
-  with_coordinators(world_, [&](int rank, RankParts& parts) {
-    Coordinator& coordinator = *parts.coordinator;
-    std::vector<float> small(3, static_cast<float>(rank + 1));
-    std::vector<double> large(5000, rank + 1.0);  // more than one unit
-    auto operation = coordinator.acquire();
-    operation->request = make_request("g", {3});
-    operation->request.more = {{DataType::kInt32, {0}}, {DataType::kFloat64, {50, 100}}};
-    operation->input = operation->output = small.data();
-    operation->more = {{}, {large.data(), large.data(), {}, {}, {}}};
-    finish(coordinator, coordinator.submit(std::move(operation)));
-    EXPECT_EQ(coordinator.stats().tensors, 1U);
-    EXPECT_EQ(coordinator.stats().data_bytes, 12U + 40000U);
-    barrier(coordinator, "another one");
-    EXPECT_EQ(coordinator.stats().tensors, 2U);
-    EXPECT_EQ(small, std::vector<float>(3, total()));
-    EXPECT_EQ(large, std::vector<double>(5000, total()));
-  });
-}
-
 TEST(CoordinatorAverages, OfIntegersAreExactWhenTheyCanBe) {
   for (int size = 1; size <= 64; ++size) {
     const double factor = average_factor(DataType::kInt64, size, 3.0);
@@ -192,7 +172,7 @@ TEST(CoordinatorAverages, OfIntegersHoldUpToTheirLimits) {
 }
 
 /// Orthogonal tensors add up, equal ones stay: each tensor of a unit for itself, and whole.
-TEST_P(CoordinatorTest, AdaptiveSumsWeighWholeTensors) {
+TEST_P(CoordinatorTest, AdaptiveSumsWeighWholeTensorsOfAGroupThatCountsAsOne) {
   if ((size() & (size() - 1)) != 0) {
     GTEST_SKIP() << "refused: see coordinator_refusals_test.cc";
   }
@@ -210,6 +190,10 @@ TEST_P(CoordinatorTest, AdaptiveSumsWeighWholeTensors) {
     operation->input = operation->output = orthogonal.data();
     operation->more = {{equal.data(), equal.data(), {}, {}, {}}};
     finish(coordinator, coordinator.submit(std::move(operation)));
+    EXPECT_EQ(coordinator.stats().tensors, 1U);
+    EXPECT_EQ(coordinator.stats().data_bytes, 4 * count + 8 * equal.size());
+    barrier(coordinator, "another one");
+    EXPECT_EQ(coordinator.stats().tensors, 2U);
     for (const float value : orthogonal) {
       EXPECT_FLOAT_EQ(value, 1.5F);
     }
