@@ -23,11 +23,14 @@ float sum_in(Coordinator& coordinator, std::uint32_t set, const std::string& nam
   return value;
 }
 
-class ProcessSetsTest : public CoordinatorSuite {};
+class ProcessSetsTest : public CoordinatorSuite {
+ protected:
+  // Whoever ignores a round for this reason hangs.
+  ProcessSetsTest() { world_.options.patience = std::chrono::hours(1); }
+};
 
 /// The first set of a job, which the others do not expect, of every two ranks.
 TEST_P(ProcessSetsTest, FormingNeedsTheMembersAlone) {
-  world_.options.patience = std::chrono::hours(1);  // whoever ignores a round of theirs hangs
   for (int last = 1; last < size(); ++last) {
     for (int first = 0; first < last; ++first) {
       const std::vector<int> members = {first, last};
@@ -84,6 +87,23 @@ TEST(ProcessSetsWait, KeepsNoOtherSetFromItsRounds) {
       gate.open();
     }
     barrier(coordinator, "nobody leaves before");
+  });
+}
+
+TEST_P(ProcessSetsTest, WhoHasLeftIsNotWaitedFor) {
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    if (rank < 2) {
+      const std::uint32_t set = coordinator.form_process_set("a", {0, 1});
+      sum_in(coordinator, set, "x", 1);
+      if (rank == 1) {
+        expect_error(status_of([&] { sum_in(coordinator, set, "x", 1); }),
+                     Code::kMismatch,
+                     {"rank 0 has left process set"});
+      }
+      coordinator.leave_process_set(set);
+    }
+    EXPECT_EQ(sum(coordinator, "all", 1), static_cast<float>(size()));
   });
 }
 
