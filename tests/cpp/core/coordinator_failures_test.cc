@@ -1,4 +1,5 @@
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -12,7 +13,9 @@
 
 #include <gtest/gtest.h>
 
+#include "csrc/base/log.h"
 #include "csrc/core/coordinator.h"
+#include "csrc/core/submission/stall_file.h"
 #include "csrc/engines/cancellation.h"
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/gate.h"
@@ -217,6 +220,22 @@ TEST_P(StallTest, FailsTheJobOnEveryRankWhenTheLimitIsReached) {
                  {common ? "'common' has waited" : "'other' has waited",
                   common ? "for rank(s) 2" : "for rank(s) 0, 1"});
   });
+}
+
+/// As a file system that stands still: a FIFO that nobody reads until the end.
+TEST(StallFile, KeepsNobodyThoughItCannotBeWritten) {
+  const auto path = std::filesystem::temp_directory_path() /
+                    ("aiacc_stall_" + std::to_string(getpid()) + ".fifo");
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  StallFile file(path);
+  const std::vector<Stall> stalls = {{"late", 60, {0}, {1}, {}}};
+  file.append(stalls);
+  configure_log(LogLevel::kWarning, -1);
+  testing::internal::CaptureStderr();
+  file.append(stalls);
+  expect_parts(testing::internal::GetCapturedStderr(), {"still being written"});
+  EXPECT_EQ(read_file(path), stall_json(stalls[0]) + '\n');
+  std::filesystem::remove(path);
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds,
