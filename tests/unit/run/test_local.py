@@ -308,55 +308,36 @@ _LEFT = "aiacc.exceptions.ShutdownError: rank 1 has shut down"
 _LOST = "aiacc.exceptions.PeerLostError: lost rank 1"
 
 
+_LOST_12 = "aiacc.exceptions.PeerLostError: [tcp] lost rank 12 on lane 1: it closed"
+_IN_A_GRAPH = f"tensorflow.errors_impl.AbortedError: Graph: {NAMES_1.partition(': ')[2]}"
+
+
 @pytest.mark.parametrize(
-    ("ended", "rank"),
+    ("ended", "rank", "code", "named"),
     [
-        ([], None),
-        ([(0, False, "")], None),
-        ([(1, False, "ValueError: a"), (1, True, "OSError: b")], 0),
+        ([], None, 0, set()),
+        ([(0, False, _LEFT)], None, 0, set()),
+        ([(2, False, "ValueError: a"), (1, True, "OSError: b")], 0, 2, set()),
+        ([(1, False, "ValueError: rank 3 has no data")], 0, 1, set()),
+        ([(1, False, "KeyboardInterrupt")], 0, 1, set()),
+        ([(1, False, _LOST_12)], 0, 1, {12}),
+        ([(1, False, _IN_A_GRAPH), (0, False, "")], 0, 1, {1}),
         # A rank that is told of a failure may end before the one that failed.
-        ([(1, False, _LEFT), (128 + signal.SIGTERM, True, "ValueError: boom")], 1),
-        # One that was killed leaves no words.
-        ([(1, False, _LOST), (128 + signal.SIGKILL, False, "")], 1),
-        # Killed because it did not end when it was asked.
-        ([(1, False, _LEFT), (128 + signal.SIGKILL, True, "")], 0),
-        ([(1, False, _LEFT), (128 + signal.SIGINT, False, "KeyboardInterrupt")], 1),
-    ],
-)
-def test_which_rank_is_the_cause(ended, rank):
-    found = first_cause(endings(*ended))
-    assert (found.rank if found else None) == rank
-
-
-@pytest.mark.parametrize(
-    ("ended", "code"),
-    [
-        ([(0, False, "")], 0),
-        ([(1, False, _LEFT), (3, False, "")], 3),
-        ([(1, False, _LEFT), (0, False, "")], 1),
-        ([(1, False, _LOST), (128 + signal.SIGKILL, False, "")], 137),
-        ([(2, False, "OSError: a"), (1, True, "OSError: b")], 2),
+        ([(1, False, _LEFT), (3, False, "")], 1, 3, {1}),
         # What this job did to a rank is no exit code of it.
-        ([(1, False, _LEFT), (128 + signal.SIGTERM, True, "ValueError: boom")], 1),
+        ([(1, False, _LEFT), (128 + signal.SIGTERM, True, "ValueError: boom")], 1, 1, {1}),
+        # One that was killed leaves no words.
+        ([(1, False, _LOST), (128 + signal.SIGKILL, False, "")], 1, 137, {1}),
+        # Killed because it did not end when it was asked.
+        ([(1, False, _LEFT), (128 + signal.SIGKILL, True, "")], 0, 1, {1}),
+        ([(1, False, _LEFT), (128 + signal.SIGINT, False, "KeyboardInterrupt")], 1, 130, {1}),
     ],
 )
-def test_the_exit_code_is_that_of_the_cause(ended, code):
-    assert exit_code(endings(*ended)) == code
-
-
-@pytest.mark.parametrize(
-    ("code", "words", "ranks"),
-    [
-        (1, "aiacc.exceptions.PeerLostError: [tcp] lost rank 12 on lane 1: it closed", {12}),
-        (1, _LEFT, {1}),
-        (1, f"tensorflow.errors_impl.AbortedError: Graph: {NAMES_1.partition(': ')[2]}", {1}),
-        (0, _LEFT, set()),
-        (1, "ValueError: rank 3 has no data", set()),
-        (1, "KeyboardInterrupt", set()),
-    ],
-)
-def test_which_ranks_an_error_names(code, words, ranks):
-    assert named_ranks(endings((code, False, words))) == ranks
+def test_which_rank_is_the_cause_whose_exit_code_is_the_job_s(ended, rank, code, named):
+    ended = endings(*ended)
+    found = first_cause(ended)
+    assert (found.rank if found else None, exit_code(ended)) == (rank, code)
+    assert named_ranks(ended) == named
 
 
 _FRAMES = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n'
