@@ -2,7 +2,7 @@
 
 import pytest
 
-from aiacc.run import check_build, programs
+from aiacc.run import check_build
 from aiacc.run.command import (
     Launch,
     MpiLauncher,
@@ -112,17 +112,19 @@ def test_the_first_mpirun_that_a_plugin_serves_is_taken(served, expected):
         choose_mpi_launcher([], served)
 
 
-def test_mpirun_on_path_comes_before_the_one_beside_the_interpreter(tmp_path, monkeypatch):
+def test_mpirun_on_path_comes_before_that_beside_python_and_each_is_named_once(
+    tmp_path, monkeypatch
+):
     for name, said in (
         ("beside", "mpirun (Open MPI) 4.1.4\n\nReport bugs"),
         ("first", "HYDRA build details:\n    Version:                                 5.0.2"),
         ("last", "Intel(R) MPI Library"),
     ):
-        program = tmp_path / name / "mpirun"
-        program.parent.mkdir()
-        program.write_text(f"#!/bin/sh\necho '{said}'\n")
-        program.chmod(0o755)
-    folders = [str(tmp_path / name) for name in ("beside", "empty", "first", "last")]
+        (tmp_path / name).mkdir()
+        for program in (tmp_path / name / "mpirun", tmp_path / name / "mpiexec"):
+            program.write_text(f"#!/bin/sh\necho '{said}'\n")
+            program.chmod(0o755)
+    folders = [str(tmp_path / name) for name in ("beside", "empty", "first", "last", "beside")]
     monkeypatch.setattr("aiacc.run.programs.search_directories", lambda: folders)
     assert list(mpi_launchers()) == [
         MpiLauncher(str(tmp_path / "first/mpirun"), "mpich", "5.0.2"),
@@ -181,11 +183,3 @@ def test_versions_of_tensorflow_and_none(monkeypatch, brought_by, version, line)
     monkeypatch.setattr(check_build.metadata, "packages_distributions", lambda: distributions)
     monkeypatch.setattr(check_build.metadata, "version", {brought_by: version}.__getitem__)
     assert check_build._frontend("aiacc.tensorflow").strip().startswith(line)
-
-
-def test_an_mpirun_beside_the_interpreter_and_on_path_is_named_once(monkeypatch, tmp_path):
-    for name in ("mpirun", "mpiexec"):
-        (tmp_path / name).touch()
-    monkeypatch.setattr(programs, "search_directories", lambda: [str(tmp_path), str(tmp_path)])
-    monkeypatch.setattr(programs, "_identify", lambda program: program)
-    assert list(programs.mpi_launchers()) == [str(tmp_path / "mpirun")]
