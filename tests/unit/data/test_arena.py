@@ -49,13 +49,6 @@ def test_what_passes_through_has_the_room_that_nobody_stays_in(arena):
     assert all(arena.read(key(number)) == content(number) for number in left)
 
 
-def test_a_full_index_refuses(tmp_path):
-    arena = open_arena(tmp_path, samples=1)
-    admitted = sum(arena.write(key(number), b"x") for number in range(1000))
-    assert 20 < admitted <= 64
-    arena.close()
-
-
 def test_flipped_bits_of_the_table_are_no_wrong_record(tmp_path):
     """Those of index and heap: see test_store_model.py."""
     arena = open_arena(tmp_path, size=60_000, samples=20)

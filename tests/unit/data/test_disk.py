@@ -3,7 +3,6 @@
 import errno
 import functools
 import json
-import os
 import signal
 import threading
 
@@ -42,27 +41,14 @@ def disk(tmp_path):
 @pytest.fixture
 def left(tmp_path):
     """The file of a record that a job has left."""
-    before = open_disk(tmp_path)
+    before = Disk(tmp_path, MINE, 10**6, "never", sync=True)
     assert before.write(key(1), content(1))
     before.close()
     return records(tmp_path)[0]
 
 
-def path_of(folder, number):
-    (path,) = folder.rglob(f"{key(number).hex()[2:]}.rec")
-    return path
-
-
 def account_of(folder):
     return folder / "aiacc-cache" / "account"
-
-
-def test_the_next_job_reads_what_is_there(left, tmp_path):
-    later = Disk(tmp_path, MINE, 10**6, "never", sync=True)
-    assert later.read(key(1)) == content(1)
-    assert later.write(key(2), content(2))
-    later.close()
-    assert_counted(tmp_path)
 
 
 def test_what_goes_first():
@@ -87,36 +73,6 @@ def test_records_of_a_dataset_that_nobody_uses_make_room(tmp_path):
     assert mine.write(key(1), content(1))
     assert len(records(tmp_path)) == 1
     mine.close()
-
-
-def _pipe(path, other):
-    path.unlink()
-    os.mkfifo(path)  # whose writer nobody waits for
-
-
-DAMAGES = {
-    "flip": lambda path, other: path.write_bytes(
-        path.read_bytes()[:-100] + bytes([path.read_bytes()[-100] ^ 16]) + path.read_bytes()[-99:]
-    ),
-    "cut": lambda path, other: path.write_bytes(path.read_bytes()[:-7]),
-    "empty": lambda path, other: path.write_bytes(b""),
-    "longer": lambda path, other: path.write_bytes(path.read_bytes() + b"x"),
-    "swapped": lambda path, other: path.write_bytes(other.read_bytes()),
-    "grown": lambda path, other: os.truncate(path, 1 << 42),  # which takes no memory
-    "pipe": _pipe,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_records_are_noticed_and_removed(disk, tmp_path, damage):
-    disk.write(key(1), content(1))
-    disk.write(key(2), content(2))
-    DAMAGES[damage](path_of(tmp_path, 1), path_of(tmp_path, 2))
-    with pytest.raises(CorruptRecordError):
-        disk.read(key(1))
-    assert disk.read(key(1)) is None
-    assert disk.write(key(1), content(1))
-    assert (disk.read(key(1)), disk.read(key(2))) == (content(1), content(2))
 
 
 def test_a_corrupt_record_is_none_where_nothing_can_be_written(left, tmp_path):

@@ -38,13 +38,19 @@ from tests.unit.data.stores import (
 )
 
 
-@pytest.mark.parametrize(("tier", "at_least"), [("memory", 600), ("disk", 180)])
-def test_it_admits_until_it_is_full(tier, at_least, tmp_path):
-    store = TIERS[tier](tmp_path)
-    size = 1000 if tier == "memory" else 3000
+@pytest.mark.parametrize(
+    ("tier", "samples", "size", "least", "most"),
+    [
+        ("memory", 3000, 1000, 600, 1000),
+        ("memory", 1, 1, 20, 64),  # as many as its index has
+        ("disk", None, 3000, 180, 333),
+    ],
+)
+def test_it_admits_until_it_is_full(tier, samples, size, least, most, tmp_path):
+    store = TIERS[tier](tmp_path, samples=samples)
     admitted = [n for n in range(1500) if store.write(key(n), content(n, size))]
     assert admitted == list(range(len(admitted)))  # the first ones, and none of the others
-    assert at_least < len(admitted) < 10**6 / size
+    assert least < len(admitted) <= most
     assert bytes_in(tmp_path) <= 10**6
     assert store.failure is None
     assert all(store.read(key(n)) == content(n, size) for n in admitted)
@@ -146,12 +152,28 @@ def test_threads_read_and_write_at_a_time(tier, rounds, tmp_path):
 SIZE, SAMPLES = 120_000, 40
 
 
+def _pipe(path, *_):
+    path.unlink()
+    os.mkfifo(path)  # whose writer nobody waits for
+
+
+#: What may become of the file of a record, beside that of another one.
+DAMAGES = [
+    lambda path, _, chance: os.truncate(path, chance.randrange(path.stat().st_size)),
+    lambda path, *_: path.write_bytes(path.read_bytes() + b"x"),
+    lambda path, other, _: shutil.copy(other, path),
+    lambda path, *_: os.truncate(path, 1 << 42),  # which takes no memory
+    _pipe,
+]
+
+
 class Tier:
     """Memory or disk; ``there`` is what it should have."""
 
     def __init__(self, kind, folder, chance):
         self.kind, self.folder, self.chance = kind, folder, chance
         self.there = {}
+        self.damaged = 0
         self.open()
 
     def open(self):
@@ -190,10 +212,12 @@ class Tier:
             except CorruptRecordError:
                 found = self.store.read(key(number))
                 assert found is None
+                self.damaged -= 1
             assert found in (None, self.record(number))
             if found is not None:
                 self.there[number] = bytes(found)
         assert event in LOSING or before <= {*self.there}
+        assert self.damaged == 0 or self.kind == "memory"  # of whose bits many say nothing
 
     # Events, of which each leaves the store in use.
 
@@ -213,6 +237,7 @@ class Tier:
         for path in [*records(self.folder), *arenas]:
             if path.stat().st_size <= len(b"half"):
                 continue
+            self.damaged += path.suffix == ".rec"
             with mapped(path) as data:
                 begin = 0
                 if path.name.startswith(PREFIX):
@@ -221,9 +246,13 @@ class Tier:
                 for _ in range(20 if begin else 1):
                     data[self.chance.randrange(begin, len(data))] ^= 1 << self.chance.randrange(8)
 
-    def records_are_cut(self, _):
-        for path in records(self.folder)[::2]:
-            os.truncate(path, self.chance.randrange(max(1, path.stat().st_size)))
+    def records_are_damaged(self, _):
+        files = sorted(self.folder.rglob("*.rec"))
+        for number, path in enumerate(files[:-1:2]):
+            DAMAGES[number % len(DAMAGES)](path, files[-1], self.chance)
+            self.damaged += 1
+        if self.kind != "memory":  # who comes next counts what has grown
+            self.the_last_one_leaves(_)
 
     def records_are_removed(self, _):
         for path in records(self.folder)[::3]:
@@ -342,7 +371,7 @@ class Whole(Tier):
 
 #: Names of methods, which both kinds of models have.
 LOSING = [
-    *("bits_flip", "records_are_cut", "records_are_removed", "all_is_removed"),
+    *("bits_flip", "records_are_damaged", "records_are_removed", "all_is_removed"),
     "the_account_is_damaged",  # as by another version, whose records are none of ours
 ]
 EVENTS = [
