@@ -255,12 +255,10 @@ def nested(content, depth=5000):
     return content
 
 
-#: Values, or data sets, that differ in little.
+#: Values, or data sets, that differ in little, and in more than what a leaf below has.
 ALIKE = [
     [
         *(Files(), Files("b"), Files(size=11), Files(transform=crop)),
-        *(Files(transform=functools.partial(crop, size=size)) for size in range(5)),
-        *(Files(transform=adding(number)) for number in range(5)),
         *(Files(transform=lambda sample: sample), Files(transform=lambda sample: sample + 1)),
         *(Files(table={"x": 1, "y": [2, 1]}), Files(table=Path("x"))),
         *(Files(table=np.arange(3)), Files(table=np.arange(3.0))),
@@ -274,19 +272,15 @@ ALIKE = [
     [range(50), range(50, 100)],
     [np.array(["a", "b"], object), np.array(["a", "c"], object)],
     [array.array("i", [1, 2]), array.array("i", [1, 3])],
-    [collections.deque([1, 2]), collections.deque([1, 3])],
-    [datetime.date(2020, 1, 1), datetime.date(2021, 1, 1)],
     [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.ones(3))],
     *([{key: 3}, {key: 4}] for key in (1.5, (1, 2), ((1,), 2), np.int64(1), Path("a"), int, None)),
     [{frozenset([1]): 3}, {frozenset([1]): 4}, {frozenset([2]): 3}],
     [{"a": 1, "b": 2}, {"b": 2, "a": 1}],
-    *([having(of(), 1), having(of(), 2)] for of in (Labels, lambda: np.arange(3).view(Pixels))),
+    [having(np.arange(3).view(Pixels), size) for size in (1, 2)],
     [having(torch.arange(3), 1), having(torch.arange(3), 2), torch.arange(3)],
-    [np.ma.array([1, 2], mask=mask) for mask in ([0, 1], [1, 0])],
     [torch.eye(3).to_sparse(), 2 * torch.eye(3).to_sparse(), torch.eye(3)],
     [nested(1), nested(2)],
     [tree(False), tree(True)],
-    [{Path("a")}, {Path("b")}],
     [weakref.ref(Labels), weakref.ref(Pixels)],
     [slice(1, 2), slice(1, 3)],
     [re.compile("a"), re.compile("b"), re.compile("a", re.IGNORECASE)],
