@@ -164,11 +164,6 @@ def test_a_key_may_be_at_as_many_places_as_there_are():
         assert all(found.index_at <= place < found.heap_at for place in places)
 
 
-def test_others_layouts_are_refused():
-    with pytest.raises(ValueError, match="another version"):
-        Layout.unpack(b"x" * 4096)
-
-
 @pytest.mark.parametrize("evict", ["never", "lru"])
 def test_a_damaged_header_is_refused(evict):
     layout = plan(100_000, 20, evict)

@@ -1,5 +1,6 @@
 """Orders, shards and what is left of an epoch; and who sends what to whom."""
 
+import dataclasses
 import itertools
 import random
 import tracemalloc
@@ -55,20 +56,6 @@ def test_the_lists_of_some_ranks_are_those_of_all(shard):
 
 
 @pytest.mark.parametrize("sizes", TOPOLOGIES)
-@pytest.mark.parametrize("shard", SHARDS)
-@pytest.mark.parametrize("length", [0, 1, 5, 96, 101])
-def test_every_sample_comes_once_but_for_what_fills_up(sizes, shard, length):
-    found = lists(epoch(length, shard=shard), sizes)
-    size = sum(sizes)
-    assert {len(one) for one in found} == {-(-length // size)}
-    assert set(np.concatenate(found)) == set(range(length))
-    fewer = lists(epoch(length, shard=shard, drop_last=True), sizes)
-    assert {len(one) for one in fewer} == {length // size}
-    everything = np.concatenate(fewer).tolist()
-    assert len(set(everything)) == len(everything)
-
-
-@pytest.mark.parametrize("sizes", TOPOLOGIES)
 def test_shards_of_nodes_stay_with_them(sizes):
     owner = owners(epoch(96, shard="node"), sizes)
     assert np.bincount(owner).tolist() == [96 // sum(sizes) * ranks for ranks in sizes]
@@ -91,12 +78,12 @@ def test_shards_change_as_often_as_they_should_and_without_shuffle_indices_ascen
 
 
 @pytest.mark.parametrize("shard", SHARDS)
-def test_any_numbers_of_ranks_take_up_an_epoch(shard):
+def test_any_numbers_of_ranks_take_up_an_epoch_and_every_sample_comes_once(shard):
     chance = random.Random(shard)
-    for _ in range(60):
-        this = epoch(chance.randrange(1, 200), chance.randrange(5), shard)
+    for number in range(200):
+        this = epoch(chance.randrange(0, 200), chance.randrange(5), shard)
         parts, read = [], set()
-        for _ in range(chance.randrange(4)):
+        for _ in range(number % 4):
             sizes = chance.choice(TOPOLOGIES)
             found = lists(this, sizes, parts)
             taken = chance.randrange(len(found[0]) + 1)
@@ -104,8 +91,15 @@ def test_any_numbers_of_ranks_take_up_an_epoch(shard):
             now = {int(index) for one in found for index in one[:taken]}
             assert not now & read
             read |= now
-        rest = np.concatenate(lists(this, chance.choice(TOPOLOGIES), parts))
-        assert set(rest.tolist()) == set(range(this.length)) - read
+        sizes = chance.choice(TOPOLOGIES)
+        rest, size = set(range(this.length)) - read, sum(sizes)
+        found = lists(this, sizes, parts)
+        assert {len(one) for one in found} == {-(-len(rest) // size)}
+        assert set(np.concatenate(found).tolist()) == rest
+        if not parts:
+            fewer = lists(dataclasses.replace(this, drop_last=True), sizes)
+            assert {len(one) for one in fewer} == {len(rest) // size}
+            assert len({*np.concatenate(fewer).tolist()}) == len(rest) // size * size
         assert decode_state(encode_state(this, parts)) == (this, parts)
 
 
