@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,12 +29,8 @@ from aiacc.planning.models.kronecker import Layer, layers_of
 from aiacc.planning.simulate import Activity, simulate
 from tests.unit.planning.instances import busiest, every_plan
 
-
-class Linear:
-    """Inversions that take as many seconds as the dimension says."""
-
-    def seconds(self, dim):
-        return dim * 1.0
+#: Inversions that take as many seconds as the dimension says.
+LINEAR = SimpleNamespace(seconds=lambda dim: dim * 1.0)
 
 
 def random_instance(rng, most=7):
@@ -45,33 +42,24 @@ def random_instance(rng, most=7):
     return dims, rng.randint(1, 3), costs
 
 
-def test_never_worse_than_all_with_an_owner_or_none_and_never_below_the_bound():
-    rng = random.Random(1)
-    for _ in range(300):
-        dims, ranks, costs = random_instance(rng, 30)
-        found = place(dims, ranks, costs)
-        every = placement.longest_first(dims, ranks, costs.inversion)
-        for owners in (every, (None,) * len(dims)):
-            assert found.finish_s <= stage(dims, owners, ranks, costs).finish_s
-        assert found.finish_s == stage(dims, found.owners, ranks, costs).finish_s
-        bound_s = StageModel(dims, ranks, costs).bound()
-        assert bound_s <= found.finish_s * (1 + 1e-12)
-        assert found.bound_s == pytest.approx(bound_s, rel=1e-12)
-
-
-def test_no_placement_is_below_the_bound_and_ours_is_close_to_the_best():
+@pytest.mark.parametrize("most", [5, 30])
+def test_close_to_the_best_and_never_worse_than_all_with_an_owner_or_none(most):
     rng = random.Random(2)
     gaps = []
-    for _ in range(80):
-        dims, ranks, costs = random_instance(rng, 5)
-        best = min(
-            stage(dims, owners, ranks, costs).finish_s
-            for owners in itertools.product([None, *range(ranks)], repeat=len(dims))
-        )
-        assert StageModel(dims, ranks, costs).bound() <= best * (1 + 1e-12)
-        gaps.append(place(dims, ranks, costs).finish_s / best)
+    for _ in range(80 if most == 5 else 300):
+        dims, ranks, costs = random_instance(rng, most)
+        found = place(dims, ranks, costs)
+        assert found.finish_s == stage(dims, found.owners, ranks, costs).finish_s
+        some = [placement.longest_first(dims, ranks, costs.inversion), (None,) * len(dims)]
+        if most == 5:
+            some = itertools.product([None, *range(ranks)], repeat=len(dims))
+        best = min(stage(dims, owners, ranks, costs).finish_s for owners in some)
+        bound_s = StageModel(dims, ranks, costs).bound()
+        assert bound_s <= min(best, found.finish_s) * (1 + 1e-12)
+        assert found.bound_s == pytest.approx(bound_s, rel=1e-12)
+        gaps.append(found.finish_s / best)
     # No guarantee, but what was found: where a change of `place` makes that worse, this says so.
-    assert max(gaps) < 4 / 3
+    assert max(gaps) <= (4 / 3 if most == 5 else 1)
     assert sum(gap < 1 + 1e-9 for gap in gaps) > 0.7 * len(gaps)
 
 
@@ -141,7 +129,7 @@ def test_uneven_parts_lone_senders_and_eigenvectors_take_as_long_as_they_are_lar
     assert sum(one.end_s - one.start_s for one in alone) == pytest.approx(3.0 * (small + large))
     # Both are inverted in 40 s by everybody, or in 20 s and sent in 2 x 8.4 s, or twice that.
     network = Affine(0.0, 0.01, {BROADCAST: (0.0, 0.01)})
-    whole, half = (StageCosts(Linear(), network, square=square) for square in (True, False))
+    whole, half = (StageCosts(LINEAR, network, square=square) for square in (True, False))
     of_two, of_one = (stage([20], (0,), 2, costs).sent[0] for costs in (whole, half))
     assert of_one.end_s - of_one.start_s == pytest.approx(0.01 * packed_bytes(20))
     assert of_two.end_s - of_two.start_s == pytest.approx(0.02 * packed_bytes(20))
@@ -158,17 +146,17 @@ def test_uneven_parts_lone_senders_and_eigenvectors_take_as_long_as_they_are_lar
     ],
 )
 def test_inverses_leave_as_early_as_the_computation_hides_them(overlap, sent, finish_s):
-    costs = StageCosts(Linear(), Affine(1.0, 0.0, {BROADCAST: (1.0, 0.0)}), overlap=overlap)
+    costs = StageCosts(LINEAR, Affine(1.0, 0.0, {BROADCAST: (1.0, 0.0)}), overlap=overlap)
     found = stage([5, 4, 3], (0, 1, None), 2, costs)
     assert [(one.factors, one.start_s, one.end_s) for one in found.sent] == sent
     assert found.finish_s == finish_s
 
 
 def test_startups_decide_which_factors_have_an_owner():
-    free, dear = (StageCosts(Linear(), Affine(a, 0.0)) for a in (0.0, 100.0))
+    free, dear = (StageCosts(LINEAR, Affine(a, 0.0)) for a in (0.0, 100.0))
     assert None not in place([9, 9, 1, 1], 2, free).owners
     assert place([9, 9, 1, 1], 2, dear).owners == (None,) * 4
-    between = StageCosts(Linear(), Affine(2.0, 0.0, {BROADCAST: (2.0, 0.0)}))
+    between = StageCosts(LINEAR, Affine(2.0, 0.0, {BROADCAST: (2.0, 0.0)}))
     assert place([9, 9, 1, 1], 2, between).owners == (0, 1, None, None)
     assert place([9, 9], 1, free).owners == (None, None)  # one rank sends nothing
     # For those who know no costs.
