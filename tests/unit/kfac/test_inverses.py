@@ -11,8 +11,7 @@ import aiacc
 from aiacc import _core
 from aiacc.kfac import inverses
 from aiacc.kfac.inverses import decompose, invert, split_damping
-from aiacc.kfac.kernels import Entry
-from aiacc.kfac.packing import average_packed, pack, packed_size, unpack
+from aiacc.kfac.packing import pack, packed_size, unpack
 from aiacc.kfac.precondition import (
     by_eigenvectors,
     by_inverses,
@@ -223,7 +222,7 @@ def test_bad_arguments_are_named(call, text):
         call(torch.eye(2))
 
 
-# --- packed factors
+# --- packed factors; that kernels pack the same says packed_factors of tests/gpu/factor_bodies.py
 
 
 #: Beyond 256 triangles are cut into squares of 128, with a rest or without.
@@ -256,36 +255,6 @@ def test_there_and_back_in_every_form_and_in_a_part_of_another_tensor():
         unpack(flat, [back[1:-1, 1:-1]])
         assert torch.equal(back[1:-1, 1:-1], wide[:dim, :dim])
         assert float(back[0].abs().max()) == float(back[:, -1].abs().max()) == 0
-
-
-def test_rows_of_upper_triangles_are_in_order_and_nothing_else_is_read():
-    matrix = torch.tensor([[1.0, 2.0, 3.0], [float("nan"), 4.0, 5.0], [float("nan")] * 2 + [6.0]])
-    flat = torch.empty(6)
-    pack([matrix], flat)
-    assert flat.tolist() == [1, 2, 3, 4, 5, 6]
-    large = symmetric(300, 300)
-    flat = torch.empty(45_150)
-    pack([large.triu() + torch.full((300, 300), float("nan")).tril(-1)], flat)
-    assert torch.equal(flat.sort().values, large[tuple(torch.triu_indices(300, 300))].sort().values)
-
-
-def test_what_is_packed_enters_running_means():
-    torch.manual_seed(1)
-    means = [symmetric(*shape) for shape in FORMS]
-    added = [symmetric(*shape) for shape in FORMS]
-    expected = [0.75 * mean + 0.25 * 3.0 * one for mean, one in zip(means, added, strict=True)]
-    # The first one is the mean, whatever the memory holds.
-    means.append(torch.full((5, 5), float("nan")))
-    added.append(symmetric(5, 5))
-    expected.append(3.0 * added[-1])
-    entries = []
-    for mean, one in zip(means, added, strict=True):
-        flat = torch.empty(packed_size(one.shape))
-        pack([one], flat)
-        entries.append(Entry(mean, flat, 3.0, 0.0 if mean is means[-1] else 0.75))
-    average_packed(entries)
-    for mean, one in zip(means, expected, strict=True):
-        torch.testing.assert_close(mean, one)
 
 
 def test_a_gpu_that_is_not_there_packs_nothing():
