@@ -4,6 +4,8 @@ import threading
 
 import pytest
 
+import aiacc
+from aiacc.collectives import handles
 from tests.support.footprint import descriptors
 from tests.support.ranks import free_port
 
@@ -19,3 +21,12 @@ def nothing_left_open():
     yield
     assert descriptors() == before
     assert threading.active_count() == threads
+
+
+@pytest.fixture
+def job_of_one():
+    """In which nothing is under way at the end."""
+    aiacc.init()
+    yield
+    assert not handles.pending
+    aiacc.shutdown()

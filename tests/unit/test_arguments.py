@@ -13,11 +13,12 @@ import aiacc.array
 import aiacc.data
 import aiacc.torch as hvd
 from aiacc import arguments, optim
-from aiacc.collectives import handles
 from aiacc.compression import codecs, feedback
 from aiacc.compression.policy import Policy
 from aiacc.planning import cost, plan, planners, trace
 from tests.support.wrong_arguments import VALUES, parameters_of, public, refused, unexplained
+
+pytestmark = pytest.mark.usefixtures("job_of_one")
 
 MODEL = nn.Linear(2, 2)
 SGD = torch.optim.SGD(MODEL.parameters(), 0.1)
@@ -81,14 +82,6 @@ SPECIAL = {
 SKIPPED = ("check_extension", "allreduce_hook", "Statistics", "one_dimensional")
 #: Also given, to functions that have them.
 ALSO = ({}, {"compression": hvd.Compression.bf16}, {"tensor": nn.Parameter(ROWS)})
-
-
-@pytest.fixture(autouse=True)
-def job_of_one():
-    aiacc.init()
-    yield
-    assert not handles.pending
-    aiacc.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from aiacc.keras.lars import LARS
 from aiacc.tensorflow.keras import callbacks
 from tests.support.wrong_arguments import parameters_of, public, unexplained
 
+pytestmark = pytest.mark.usefixtures("job_of_one")
+
 ROWS = tf.ones((4, 2))
 GIVEN = {
     **{"tensor": ROWS, "tensors": [ROWS], "value": ROWS, "variables": [], "root_rank": 0},
@@ -27,13 +29,6 @@ SPECIAL = {
     "SyncBatchNormalization": {"fused": "any"},
 }
 SKIPPED = ("check_extension", *names.__all__)
-
-
-@pytest.fixture(autouse=True)
-def job_of_one():
-    hvd.init()
-    yield
-    hvd.shutdown()
 
 
 @pytest.mark.parametrize(
