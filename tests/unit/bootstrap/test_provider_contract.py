@@ -117,70 +117,66 @@ def test_a_payload_beyond_the_limit_is_refused_and_closing_again_does_nothing(me
     end.close()
 
 
-def gather(rank, path, *, timeout_s=PATIENT_S):
-    end = SharedFileProvider(rank=rank, size=2, path=str(path), generation=0)
-    return end.all_gather(f"from {rank}".encode(), timeout_s=timeout_s)
-
-
-def gather_both(path):
-    return run_all([lambda: gather(0, path), lambda: gather(1, path)])
-
-
-BOTH = [[b"from 0", b"from 1"]] * 2
+# --- what there is in a shared folder
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "meet"
+def files(tmp_path):
+    return Meeting("file", 0, tmp_path)
 
 
-def test_a_file_of_that_name_is_left_alone(path):
-    path.write_text("from mktemp")
-    assert gather_both(path) == BOTH
-    assert path.read_text() == "from mktemp"
+def gather_both(files):
+    return run_all([lambda rank=rank: files.gather(rank, 2, b"%d" % rank) for rank in range(2)])
 
 
-def leave_behind(path, rank, size, kind="entry"):
+BOTH = [[[b"0", b"1"]]] * 2
+
+
+def test_a_file_of_that_name_is_left_alone(files):
+    files.path.write_text("from mktemp")
+    assert gather_both(files) == BOTH
+    assert files.path.read_text() == "from mktemp"
+
+
+def leave_behind(files, rank, size, kind="entry"):
     """What a rank of an earlier job left when it was killed."""
-    folder = path / "aiacc-0-0"
+    folder = files.path / "aiacc-0-0"
     folder.mkdir(parents=True, exist_ok=True)
     record = Record(rank, size, 0, nonce=f"old{rank}", seen={"0": "old0", "1": "old1"})
     (folder / f"{kind}.{rank}").write_bytes(record.encode(b"old"))
 
 
 @pytest.mark.parametrize("old_size", [2, 4])
-def test_files_of_an_earlier_job_are_not_taken_for_ours(old_size, path):
+def test_files_of_an_earlier_job_are_not_taken_for_ours_nor_what_is_no_entry(old_size, files):
     for rank in range(old_size):
         for kind in ("entry", "done", "failed"):
-            leave_behind(path, rank, old_size, kind)
-    assert gather_both(path) == BOTH
-    assert list(path.iterdir()) == []
-
-
-def test_a_rank_of_an_earlier_job_does_not_count_as_present(path):
-    leave_behind(path, 1, 2)
-    with pytest.raises(BootstrapError, match="rank 1 of 2 did not come"):
-        gather(0, path, timeout_s=SHORT_S)
-    with pytest.raises(BootstrapError, match="rank 0 cannot use /proc/no"):
-        gather(0, "/proc/no/such/place", timeout_s=SHORT_S)
-
-
-def test_files_that_are_no_entries_are_passed_over(path):
-    folder = path / "aiacc-0-0"
+            leave_behind(files, rank, old_size, kind)
+    assert gather_both(files) == BOTH
+    assert list(files.path.iterdir()) == []
+    folder = files.path / "aiacc-0-0"
     folder.mkdir(parents=True)
     (folder / "entry.1").write_bytes(b"\xff\xfenonsense")
     (folder / "entry.7").write_bytes(b'{"rank": "x"}\n')
     (folder / "failed.1").write_bytes(b"")
     (folder / "notes.txt").write_text("hello")
-    assert gather_both(path) == BOTH
+    assert gather_both(files) == BOTH
 
 
-def test_a_rank_of_another_version_is_an_error_of_both(path, monkeypatch):
+def test_a_rank_of_an_earlier_job_does_not_count_as_present(files):
+    leave_behind(files, 1, 2)
+    with pytest.raises(BootstrapError, match="rank 1 of 2 did not come"):
+        files.gather(0, 2, b"", timeout_s=SHORT_S)
+    files.path = "/proc/no/such/place"
+    with pytest.raises(BootstrapError, match="rank 0 cannot use /proc/no"):
+        files.gather(0, 2, b"", timeout_s=SHORT_S)
+
+
+def test_a_rank_of_another_version_is_an_error_of_both(files, monkeypatch):
     def record(rank, *args, **options):
         made = Record(rank, *args, **options)
         return dataclasses.replace(made, version=99) if rank == 1 else made
 
     record.decode = Record.decode
     monkeypatch.setattr(shared_file, "Record", record)
-    for text in gather_both(path):
+    for text in gather_both(files):
         assert "bootstrap version" in text
