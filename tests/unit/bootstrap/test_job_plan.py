@@ -38,11 +38,6 @@ def test_what_runs_in_a_line():
     assert said.endswith(" by nccl on 2 lanes, NCCL 2.29.7")
 
 
-def test_a_row_survives_the_wire():
-    full = row(3, 5, local_rank=1, local_size=2, equal={"A": 4096, "B": True}, gpus=["1a:00.0"])
-    assert job_plan.Contribution.decode(full.encode()) == full
-
-
 _WRONG = [
     {"presence": Presence("s", 1, [Candidate("eth0", "10.0.0.300", 24)])},
     {"presence": Presence("s", 1 << 16)},
@@ -57,7 +52,9 @@ _WRONG = [
     "payload",
     [b"", b"{}", b"[]", b'{"token": 3}', *(row(0, 1, **one).encode() for one in _WRONG)],
 )
-def test_a_row_that_cannot_be_read(payload):
+def test_a_row_survives_the_wire_or_cannot_be_read(payload):
+    full = row(3, 5, local_rank=1, local_size=2, equal={"A": 4096, "B": True}, gpus=["1a:00.0"])
+    assert job_plan.Contribution.decode(full.encode()) == full
     with pytest.raises(BootstrapError, match="cannot be read"):
         job_plan.Contribution.decode(payload)
 
