@@ -265,9 +265,8 @@ def test_without_memory_everything_is_fetched(source, tmp_path, folder):
     cached.close()
 
 
-@pytest.mark.parametrize("arguments", [(8, "never"), ("1MB", "lru")], ids=str)
-def test_memory_too_small_for_any_sample_is_a_warning(tmp_path, arguments, opened):
-    memory, evict = arguments
+@pytest.mark.parametrize(("memory", "evict"), [(8, "never"), ("1MB", "lru")])
+def test_memory_too_small_for_any_sample_is_a_warning(tmp_path, memory, evict, opened):
     cached = opened(Origin(tmp_path / "log", size=100_000), memory=memory, evict=evict)
     with pytest.warns(UserWarning, match=r"sample of 100\d{3} bytes .* takes records of at most"):
         cached[0]

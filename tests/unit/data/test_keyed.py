@@ -28,6 +28,8 @@ def test_keys_are_read_once(opened, tmp_path):
     assert cached.statistics().fetched == 5
     with pytest.raises(TypeError, match="expected an integer, a str or bytes"):
         cached[1.5]
+    with pytest.raises(ValueError, match=r"fingerprint=.*expected a name"):
+        CachedKeys(read, "")
     cached.close()
     assert opened(pytest.fail, "images", **on_both)["a"]["key"] == "a"
     assert opened(lambda key: 0, "images", version="2", **on_both)["a"] == 0
@@ -55,6 +57,8 @@ def cached(opened):
 
 
 def test_a_pass_that_was_left_is_taken_up_and_later_ones_read_nothing(cached):
+    with pytest.raises(ValueError, match=r"a generator, .*pass the function"):
+        CachedIterable(n for n in "abc")
     for number in cached:
         if number == 6:
             break
@@ -150,15 +154,3 @@ def test_tf_data_by_key(opened):
     numbers = tf.data.Dataset.range(2)
     images = numbers.map(lambda key: tf.numpy_function(cached.__getitem__, [key], tf.int64))
     assert [image.tolist() for image in images.as_numpy_iterator()] == [[0, 0], [1, 1]]
-
-
-@pytest.mark.parametrize(
-    ("kind", "arguments", "text"),
-    [
-        (CachedKeys, (len, ""), r"fingerprint=.*expected a name"),
-        (CachedIterable, ((n for n in "abc"),), "a generator, .*pass the function"),
-    ],
-)
-def test_sources_without_a_name_are_refused(kind, arguments, text, opened):
-    with pytest.raises(ValueError, match=text):
-        opened(*arguments, kind=kind)
