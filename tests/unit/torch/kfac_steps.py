@@ -75,10 +75,3 @@ def gradients_of(model):
 def copied(kfac):
     """Running means of the factors by name."""
     return {name: one.clone() for name, one in kfac.state_dict()["factors"].items()}
-
-
-def assert_same(found, wanted):
-    """Tensors by name."""
-    assert found.keys() == wanted.keys()
-    for name, one in found.items():
-        torch.testing.assert_close(one, wanted[name])

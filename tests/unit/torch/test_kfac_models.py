@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import aiacc.torch as hvd
 from aiacc.torch.kfac.solvers import SOLVERS
-from tests.unit.torch.kfac_steps import assert_same, backward, copied, layered, training
+from tests.unit.torch.kfac_steps import backward, copied, layered, training
 
 
 def _plain(model, **options):
@@ -182,7 +182,7 @@ def test_passes_of_a_step_may_change_between_two():
             backward(model, 2, 1 / passes, part)
         kfac.step()
         factors.append(copied(kfac))
-    assert_same(*factors)
+    torch.testing.assert_close(*factors)
 
 
 class _Checkpointed(nn.Module):
@@ -211,8 +211,7 @@ def test_a_pass_whose_gradients_are_dropped_before_the_first_step_counts_nothing
             sgd.step()
         states.append(copied(kfac))
     for state in states[1:]:
-        assert state.keys() == states[0].keys()
-        assert all(torch.equal(one, states[0][name]) for name, one in state.items())
+        torch.testing.assert_close(state, states[0], rtol=0, atol=0)
 
 
 def _of_the_input(model, kfac, loss):
@@ -263,9 +262,9 @@ def test_passes_that_are_added_up_before_the_first_step_all_count():
             backward(model)
         kfac.step()
         states.append(copied(kfac))
-    for name, one in states[1].items():
-        times = 2 if name.endswith("G") else 1  # as if the layers were used twice
-        torch.testing.assert_close(one, times * states[0][name])
+    # As if the layers were used twice.
+    expected = {name: (1 + name.endswith("G")) * one for name, one in states[0].items()}
+    torch.testing.assert_close(states[1], expected)
 
 
 class _Words(nn.Module):
@@ -314,7 +313,7 @@ def test_g_is_the_same_for_any_number_of_tokens_in_an_example(how, skip_layers):
         found, terms = _g_of_words(how, length, times, skip_layers=skip_layers)
         assert terms == 3 * length * times
         found["at G"] *= one["at G"].trace() / found["at G"].trace()  # has sums over examples
-        assert_same(found, one)
+        torch.testing.assert_close(found, one)
 
 
 def test_terms_are_examples_where_tokens_are_pooled_and_may_be_given():

@@ -1,5 +1,6 @@
 """aiacc.torch.streams against what it calls of torch.cuda, which this machine may not have."""
 
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -13,28 +14,23 @@ from aiacc.torch import streams
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """Counts streams; the current one of device 3 is that of ``current``."""
-    made = []
+    """Numbers streams; the current one of every device is that of ``current``."""
+    numbers = itertools.count(100)
 
     def stream(device):
-        made.append(SimpleNamespace(device=device, cuda_stream=100 + len(made)))
-        return made[-1]
+        return SimpleNamespace(cuda_stream=next(numbers))
 
-    fake = SimpleNamespace(made=made, current=stream(3), used=[])
+    def raw_stream(device):
+        return fake.current.cuda_stream
+
+    fake = SimpleNamespace(current=stream(3), used=[])
     monkeypatch.setattr(torch.cuda, "Stream", stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda chosen: chosen)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: fake.current)
-    monkeypatch.setattr(
-        torch._C,
-        "_cuda_getCurrentRawStream",
-        lambda device: fake.current.cuda_stream,
-        raising=False,
-    )
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", raw_stream, raising=False)
     monkeypatch.setattr(streams, "_streams", {})
     monkeypatch.setattr(streams, "_of_thread", threading.local())
-    monkeypatch.setattr(
-        torch.Tensor, "record_stream", lambda tensor, used: fake.used.append((tensor, used))
-    )
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *pair: fake.used.append(pair))
     return fake
 
 
@@ -42,10 +38,7 @@ def test_the_allocator_is_told_of_the_stream_that_waits(cuda):
     one, two = torch.ones(1), torch.ones(2)
     streams.record_use([one, two], 3, streams.current_stream(3))
     first = cuda.current
-    assert [(id(tensor), used) for tensor, used in cuda.used] == [
-        (id(one), first),
-        (id(two), first),
-    ]
+    assert [(id(it), used) for it, used in cuda.used] == [(id(one), first), (id(two), first)]
     cuda.current = torch.cuda.Stream(3)
     streams.record_use([one], 3, streams.current_stream(3))
     assert cuda.used[-1][1] is cuda.current
