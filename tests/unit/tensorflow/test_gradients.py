@@ -100,12 +100,9 @@ def test_plans_that_cannot_be_followed(distribute):
         distribute(optimizer, plan="auto")
     with pytest.raises(ValueError, match="plan with schedule 'decoupled'"):
         distribute(optimizer, plan=Plan("x", PLAN.buckets, schedule="decoupled"))
-
-
-def test_optimizers_of_sessions_take_no_plan():
-    optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+    of_a_session = tf.compat.v1.train.GradientDescentOptimizer(1.0)
     with pytest.raises(ValueError, match=r"plan=.* with an optimizer of tf\.compat\.v1\.train"):
-        hvd.DistributedOptimizer(optimizer, plan=PLAN)
+        hvd.DistributedOptimizer(of_a_session, plan=PLAN)
 
 
 # --- moments of a compiled step
@@ -221,13 +218,10 @@ def test_statistics_of_nothing_are_zeros():
         assert mean.numpy().tolist() == variance.numpy().tolist() == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("arguments", [{"fused": True}, {"renorm": True}])
-def test_what_it_cannot_do_is_refused(arguments):
-    with pytest.raises(ValueError, match=r"=True \(expected False\)"):
-        hvd.SyncBatchNormalization(**arguments)
-
-
-def test_a_mask_of_another_shape_and_a_job_that_is_none_are_refused():
+def test_what_it_cannot_do_a_mask_of_another_shape_and_a_job_that_is_none_are_refused():
+    for argument in ("fused", "renorm"):
+        with pytest.raises(ValueError, match=rf"{argument}=True \(expected False\)"):
+            hvd.SyncBatchNormalization(**{argument: True})
     with pytest.raises(ValueError, match="expected all dimensions but the last"):
         hvd.SyncBatchNormalization()(BATCH, training=True, mask=np.ones([7], bool))
     with pytest.raises(tf.errors.AbortedError, match=r"hvd\.init\(\)"):
