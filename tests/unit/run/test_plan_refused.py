@@ -79,18 +79,7 @@ def test_bad_options_are_named_in_one_line(plan, arguments, text):
     assert "cannot write" not in err or "name another file" in err
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "text"), [("bytes", -1, "-1"), ("ready_s", 10**400, "1" + "0" * 49)]
-)
-def test_bad_traces_name_file_and_field(plan, field, value, text):
-    fields = json.loads(models.trace_of("vgg16").encode())
-    fields["tensors"][3][field] = value
-    path = plan.file("trace.json", json.dumps(fields))
-    said = plan.refused("explain", path, "--net", "10gbe-64")
-    assert f"{path}: tensors[3].{field}: {text} (" in said
-
-
-def test_files_in_the_wrong_place_are_named(plan):
+def test_files_in_the_wrong_place_and_wrong_traces_are_named(plan):
     net = plan.file("net.json", affine(1e-3, 1e-9, 4).encode())
     made = plan.file("plan.json", plan.out("plan", "vgg16", "--net", "10gbe-64"))
     trace = plan.file("trace.json", models.trace_of("vgg16").encode())
@@ -101,6 +90,10 @@ def test_files_in_the_wrong_place_are_named(plan):
     assert "net.json: tensors: no list (expected the trace that" in said
     said = plan.refused("explain", made, "--net", "10gbe-16")
     assert f"{made}: the file holds a plan (expected the trace" in said
+    fields = json.loads(trace.read_text())
+    fields["tensors"][3]["ready_s"] = 10**400
+    said = plan.refused("explain", plan.file("wrong.json", json.dumps(fields)), "--net", "10gbe-64")
+    assert f"wrong.json: tensors[3].ready_s: 1{'0' * 49} (" in said
 
 
 @pytest.mark.parametrize(
