@@ -1,3 +1,5 @@
+"""The simulator: what it refuses and draws. Its times are those of planners: test_planners.py."""
+
 import json
 import math
 import random
@@ -11,50 +13,6 @@ from aiacc.planning.simulate import Activity, simulate
 from aiacc.planning.trace import TraceError, slowest
 from tests.support.timelines import check_rows
 from tests.unit.planning.instances import made_trace, random_trace
-
-
-def times(timeline):
-    return {
-        interval.activity.name: (interval.start_s, interval.end_s)
-        for interval in timeline.intervals
-    }
-
-
-def test_a_resource_does_one_thing_at_a_time_in_order_and_waits_for_others():
-    timeline = simulate(
-        [
-            Activity("a", "cpu", (1.0,)),
-            Activity("b", "cpu", (2.0,)),
-            Activity("x", "net", (5.0,), ("a",)),
-            Activity("c", "cpu", (1.0,), ("x",)),
-        ]
-    )
-    assert times(timeline) == {"a": (0, 1), "b": (1, 3), "x": (1, 6), "c": (6, 7)}
-    assert timeline.end_s == 7
-    assert timeline.busy_s("cpu") == 4
-    assert timeline.of("x").activity.resource == "net"
-    timeline = simulate(
-        [
-            Activity("slow", "cpu", (3.0,)),
-            Activity("first", "net", (1.0,), ("slow",)),
-            Activity("second", "net", (1.0,)),
-        ]
-    )
-    assert times(timeline)["second"] == (4, 5)
-
-
-def test_those_that_share_a_resource_are_slower():
-    # Alone for 1 s, two for 3 s at half the pace, then alone again.
-    timeline = simulate(
-        [
-            Activity("wait", "cpu", (1.0,)),
-            Activity("x", "net", (2.5, 5.0)),
-            Activity("y", "net", (2.5, 5.0), ("wait",)),
-        ],
-        {"net": 2},
-    )
-    assert times(timeline)["x"] == pytest.approx((0, 4.0))
-    assert times(timeline)["y"] == pytest.approx((1, 5.0))
 
 
 @pytest.mark.parametrize(
