@@ -6,7 +6,8 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 #: Beside the sockets to other ranks: where they connect.
@@ -49,6 +50,16 @@ def resident_kib() -> int:
     """Memory of this process that no file backs."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0])
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Memory of Python and NumPy that a call takes at most."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def descriptors() -> dict[int, str]:

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import random
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from aiacc.data.orders import (
     owners,
     shuffled,
 )
+from tests.support.footprint import peak_bytes
 
 TOPOLOGIES = [(1,), (2,), (1, 1), (2, 2), (3, 1), (1, 2, 3)]
 
@@ -39,12 +39,7 @@ def test_the_order_of_a_seed_is_the_same_for_ever():
 
 
 def test_an_order_needs_memory_for_two_numbers_of_each_sample():
-    tracemalloc.start()
-    try:
-        shuffled(100_000, 1, 2)
-        assert tracemalloc.get_traced_memory()[1] < 2.1 * 8 * 100_000
-    finally:
-        tracemalloc.stop()
+    assert peak_bytes(lambda: shuffled(100_000, 1, 2)) < 2.1 * 8 * 100_000
 
 
 @pytest.mark.parametrize("shard", SHARDS)

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import random
-import tracemalloc
 
 import pytest
 
@@ -16,6 +15,7 @@ from aiacc.planning.plan import DECOUPLED, Constraints, Plan
 from aiacc.planning.problem import Problem
 from aiacc.planning.schedule import all_reduce_step, decoupled_step, in_turn, predict
 from aiacc.planning.search import PlanSearch
+from tests.support.footprint import peak_bytes
 from tests.unit.planning.instances import (
     FAMILIES,
     every_plan,
@@ -26,7 +26,7 @@ from tests.unit.planning.instances import (
     with_dtypes,
 )
 
-NAMES = [*planners.ALL, "lanes(2)", "lanes(3)", "threshold(0.01)"]
+NAMES = [*planners.ALL, "lanes(2)", "threshold(0.01)"]
 
 
 def planned(name, problem):
@@ -274,10 +274,5 @@ def test_thousands_of_tensors_need_no_matrix(name, count):
     rng = random.Random(11)
     ready = sorted(0.2 + 0.4 * rng.random() for _ in range(count))
     trace = made_trace(((rng.choice((256, 40_000)), at) for at in ready), 0.2, 0.4)
-    tracemalloc.start()
-    try:
-        planners.plan(name, trace, Affine(5e-4, 8e-10))
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < count**2  # a byte for each bucket that there might be
+    taken = peak_bytes(lambda: planners.plan(name, trace, Affine(5e-4, 8e-10)))
+    assert taken < count**2  # a byte for each bucket that there might be
