@@ -84,19 +84,12 @@ SKIPPED = ("check_extension", "allreduce_hook", "Statistics", "one_dimensional")
 ALSO = ({}, {"compression": hvd.Compression.bf16}, {"tensor": nn.Parameter(ROWS)})
 
 
-@pytest.mark.parametrize(
-    ("front", "name", "also"),
-    [
-        (*one, also)
-        for front in (hvd, aiacc.array, aiacc.data, optim, OTHERS)
-        for one in public(front, SKIPPED)
-        for also in ALSO[: 3 if front is hvd and "sparse" not in one[1] else 1]
-        if not also or {"tensor", *also} <= parameters_of(getattr(*one)).keys()
-    ],
-)
-def test_each_wrong_argument_is_refused(front, name, also):
+def _not_refused(front, name, also):
+    """Calls with a wrong argument."""
     function = getattr(front, name)
     parameters = parameters_of(function)
+    if also and not {"tensor", *also} <= parameters.keys():
+        return []
     needed = {n for n, one in parameters.items() if one.default is inspect.Parameter.empty}
     rows = ROWS.numpy() if front is aiacc.array else ROWS.to_sparse() if "sparse" in name else ROWS
     given = {"tensor": rows, "tensors": [rows], "op": hvd.Sum, **GIVEN}
@@ -108,7 +101,16 @@ def test_each_wrong_argument_is_refused(front, name, also):
         right["op"] = "None 5"
     elif "scatter" in name:  # of another op it is a CollectiveError, as in Horovod
         right["op"] = "5 -1"
-    assert unexplained(function, given, right) == []
+    return unexplained(function, given, right)
+
+
+@pytest.mark.parametrize("front", [hvd, aiacc.array, aiacc.data, optim, OTHERS])
+def test_each_wrong_argument_is_refused(front):
+    found = []
+    for _, name in public(front, SKIPPED):
+        for also in ALSO if front is hvd and "sparse" not in name else ALSO[:1]:
+            found += _not_refused(front, name, also)
+    assert found == []
 
 
 @pytest.mark.parametrize(

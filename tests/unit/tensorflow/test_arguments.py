@@ -31,18 +31,18 @@ SPECIAL = {
 SKIPPED = ("check_extension", *names.__all__)
 
 
-@pytest.mark.parametrize(
-    ("front", "name"),
-    [one for f in (hvd, of_tf_keras, of_keras, OTHERS) for one in public(f, SKIPPED)],
-)
-def test_each_wrong_argument_is_refused(front, name):
-    function = getattr(front, name)
-    plain, of_v1 = keras.optimizers.SGD, tf.compat.v1.train.AdamOptimizer
-    given = {**GIVEN, "optimizer": of_v1() if front is hvd else plain()}
-    right = dict.fromkeys(("tensor", "value"), "5 [0] -1 1.5 True") | SPECIAL.get(name, {})
-    if "op" in parameters_of(function):
-        right["op"] = "None 5" if "average" in parameters_of(function) else "5 -1"
-    assert unexplained(function, given, right) == []
+@pytest.mark.parametrize("front", [hvd, of_tf_keras, of_keras, OTHERS])
+def test_each_wrong_argument_is_refused(front):
+    found = []
+    for _, name in public(front, SKIPPED):
+        function = getattr(front, name)
+        plain, of_v1 = keras.optimizers.SGD, tf.compat.v1.train.AdamOptimizer
+        given = {**GIVEN, "optimizer": of_v1() if front is hvd else plain()}
+        right = dict.fromkeys(("tensor", "value"), "5 [0] -1 1.5 True") | SPECIAL.get(name, {})
+        if "op" in parameters_of(function):
+            right["op"] = "None 5" if "average" in parameters_of(function) else "5 -1"
+        found += unexplained(function, given, right)
+    assert found == []
 
 
 def test_a_number_out_of_range_is_a_value_error():
