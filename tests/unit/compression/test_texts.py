@@ -18,7 +18,7 @@ from aiacc.compression.codecs import (
     Sparse,
     parse,
 )
-from aiacc.compression.compressor import CodedCompressor, allowed_of, compressor_of
+from aiacc.compression.compressor import allowed_of
 from aiacc.compression.feedback import EF21, Momentum, NoFeedback, Residual
 from aiacc.compression.policy import Policy
 
@@ -178,29 +178,6 @@ def test_numbers_of_numpy_are_numbers():
 )
 def test_what_a_chooser_may_take(text, allowed):
     assert allowed_of(text) == allowed
-
-
-class _Ours(CodedCompressor):
-    front_end = "ours"
-
-
-class _Theirs(CodedCompressor):
-    front_end = "theirs"
-
-
-class _Cast:
-    front_end = "theirs"
-    compress = decompress = lambda self, tensor: (tensor, None)
-
-
-def test_one_of_another_front_end_is_named():
-    for compression, name in ((_Theirs(BF16), "bf16"), (_Cast, "_Cast")):
-        with pytest.raises(
-            ValueError, match=rf"compression={name} of aiacc\.theirs .*aiacc\.ours.*\"bf16\""
-        ):
-            compressor_of(compression, {}, _Ours)
-    ours = _Ours(BF16)
-    assert compressor_of(ours, {}, _Ours) is ours
 
 
 # --- which gradients a policy compresses, and how much when

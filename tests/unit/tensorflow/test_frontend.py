@@ -111,13 +111,22 @@ class _OfTorch(compressor.CodedCompressor):
     front_end = "torch"
 
 
+class _CastOfTorch:
+    front_end = "torch"
+    compress = decompress = lambda self, tensor: (tensor, None)
+
+
 def test_a_compressor_of_torch_is_refused_when_it_is_given():
     for build in (
         lambda given: GradientReduction(compression=given),
         lambda given: to_send(compressor_of(given), [tf.constant([1.0])], op=1),
     ):
-        with pytest.raises(ValueError, match=r"int8 of aiacc\.torch .*aiacc\.tensorflow's"):
-            build(_OfTorch(Quantised("int8")))
+        for given, name in ((_OfTorch(Quantised("int8")), "int8"), (_CastOfTorch, "_CastOfTorch")):
+            said = rf'compression={name} of aiacc\.torch .*aiacc\.tensorflow\'s .*give .*"bf16"'
+            with pytest.raises(ValueError, match=said):
+                build(given)
+    ours = compressor_of("int8")
+    assert compressor_of(ours) is ours
 
 
 def test_codecs_of_operations_and_of_gradients_without_feedback_are_taken():
