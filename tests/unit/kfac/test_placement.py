@@ -21,13 +21,12 @@ from aiacc.kfac.costs import (
 from aiacc.kfac.distribution import distribute, of_owners
 from aiacc.kfac.interleaved import Bucket, Queue, interleaved
 from aiacc.kfac.placement import place
-from aiacc.kfac.shares import Shares
 from aiacc.kfac.stage import StageCosts, StageModel, stage
 from aiacc.planning.cost import ALL_GATHER, BROADCAST, Affine
 from aiacc.planning.models import MODELS
 from aiacc.planning.models.kronecker import Layer, layers_of
 from aiacc.planning.simulate import Activity, simulate
-from tests.unit.planning.instances import busiest, every_plan
+from tests.unit.planning.instances import every_plan
 
 #: Inversions that take as many seconds as the dimension says.
 LINEAR = SimpleNamespace(seconds=lambda dim: dim * 1.0)
@@ -116,17 +115,7 @@ def test_gathered_inverses_are_cut_by_the_best_of_all_plans():
         assert found.finish_s == pytest.approx(best, rel=1e-9)
 
 
-def test_uneven_parts_lone_senders_and_eigenvectors_take_as_long_as_they_are_large():
-    network = Affine(0.0, 1.0, {ALL_GATHER: (1.0, 1.0), BROADCAST: (0.0, 3.0)})
-    costs = StageCosts(Polynomial(1e-9, 0.0, 0.0), network, gathered=True)
-    small, large = packed_bytes(2), packed_bytes(4)
-
-    # Of two parts as large as the larger one, instead of two broadcasts.
-    (both,) = stage([4, 2], (0, 1), 2, costs).sent
-    assert both.factors == (0, 1)
-    assert both.end_s - both.start_s == pytest.approx(1.0 + 2 * large)
-    alone = stage([4, 2], (0, 0), 2, costs).sent
-    assert sum(one.end_s - one.start_s for one in alone) == pytest.approx(3.0 * (small + large))
+def test_eigenvectors_take_as_long_as_they_are_large():
     # Both are inverted in 40 s by everybody, or in 20 s and sent in 2 x 8.4 s, or twice that.
     network = Affine(0.0, 0.01, {BROADCAST: (0.0, 0.01)})
     whole, half = (StageCosts(LINEAR, network, square=square) for square in (True, False))
@@ -327,20 +316,6 @@ def test_of_many_equal_factors_as_many_get_owners_as_if_every_number_were_tried(
     numbers = [(*every[:n], *(None,) * (count - n)) for n in range(count + 1)]
     best = min(stage(dims, owners, 4, costs).finish_s for owners in numbers)
     assert place(dims, 4, costs).finish_s <= best * 1.01
-
-
-def test_shares_are_those_of_the_rank_with_most():
-    rng = random.Random(1)
-    for _ in range(30):
-        count, ranks = rng.randint(1, 12), rng.randint(1, 4)
-        owners = [rng.choice([None, *range(ranks)]) for _ in range(count)]
-        sizes = [float(rng.randint(1, 9)) for _ in range(count)]
-        shares = Shares(owners, sizes)
-
-        for end in [*range(1, count + 1), *rng.choices(range(1, count + 1), k=4)]:
-            parts = (slice(start, end) for start in range(end))
-            expected = [busiest(sizes[part], owners[part], ranks) for part in parts]
-            np.testing.assert_array_equal(shares.most(end), expected)
 
 
 # --- two queues on one network against every schedule there is
