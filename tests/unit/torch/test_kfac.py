@@ -223,14 +223,6 @@ def test_a_pass_too_many_does_not_count_and_is_told():
     torch.testing.assert_close(kfac.state_dict()["factors"], before)
 
 
-def _adasum(model, sgd):
-    hvd.init()
-    try:
-        hvd.KFAC(model, hvd.DistributedOptimizer(sgd, op=hvd.Adasum))
-    finally:
-        hvd.shutdown()
-
-
 WRONG = {
     ValueError: [
         ({"damping": 0.0}, "damping=0.0 at step 0 .expected > 0"),
@@ -244,7 +236,10 @@ WRONG = {
         ({"skip_layers": ["5"]}, "skip_layers has '5' .expected names of modules, such as 0"),
         ({"skip_layers": [nn.Linear]}, "no layer with factors"),
         (lambda model, sgd: hvd.KFAC(model, torch.optim.LBFGS(model.parameters())), "LBFGS"),
-        (_adasum, "op=Adasum"),
+        (
+            lambda model, sgd: hvd.KFAC(model, hvd.DistributedOptimizer(sgd, op=hvd.Adasum)),
+            "op=Adasum",
+        ),
     ],
     TypeError: [
         ({"skip_layers": nn.Linear}, "skip_layers=<class .*> .expected a list of names"),
@@ -255,6 +250,7 @@ WRONG = {
 @pytest.mark.parametrize(
     ("error", "call", "text"), [(error, *row) for error, rows in WRONG.items() for row in rows]
 )
+@pytest.mark.usefixtures("job_of_one")
 def test_wrong_arguments_are_named(error, call, text):
     model = layered()
     sgd = torch.optim.SGD(model.parameters(), 0.1)
