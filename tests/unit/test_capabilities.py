@@ -10,14 +10,12 @@ def test_answers_follow_the_engine():
     assert not capabilities.mpi_enabled()
     assert not capabilities.gloo_enabled()
     aiacc.init()
-    try:
-        assert not capabilities.mpi_enabled()
-        assert capabilities.gloo_enabled()
-        assert aiacc.is_homogeneous()
-        with pytest.raises(ValueError, match=r"without MPI \(expected mpi_enabled\(\)\)"):
-            capabilities.mpi_threads_supported()
-    finally:
-        aiacc.shutdown()
+    assert not capabilities.mpi_enabled()
+    assert capabilities.gloo_enabled()
+    assert aiacc.is_homogeneous()
+    with pytest.raises(ValueError, match=r"without MPI \(expected mpi_enabled\(\)\)"):
+        capabilities.mpi_threads_supported()
+    aiacc.shutdown()
     assert not capabilities.gloo_enabled()
     with pytest.raises(ValueError, match=r"use hvd\.init\(\)"):
         aiacc.is_homogeneous()
