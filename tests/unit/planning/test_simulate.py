@@ -1,4 +1,4 @@
-"""The simulator: what it refuses and draws. Its times are those of planners: test_planners.py."""
+"""The simulator: order, refusals, what it draws. Its times are the planners': test_planners.py."""
 
 import json
 import math
@@ -13,6 +13,17 @@ from aiacc.planning.simulate import Activity, simulate
 from aiacc.planning.trace import TraceError, slowest
 from tests.support.timelines import check_rows
 from tests.unit.planning.instances import made_trace, random_trace
+
+
+def test_a_resource_begins_in_order_and_is_busy_while_it_does_something():
+    activities = [
+        Activity("slow", "cpu", (3.0,)),
+        Activity("first", "net", (1.0,), ("slow",)),
+        Activity("second", "net", (1.0,)),
+    ]
+    timeline = simulate(activities)
+    assert (timeline.of("second").start_s, timeline.end_s) == (4, 5)
+    assert timeline.busy_s("net") == 2
 
 
 @pytest.mark.parametrize(
