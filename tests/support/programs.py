@@ -8,7 +8,6 @@ import select
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -71,12 +70,6 @@ def run_program(
     if check and done.returncode != 0:
         raise AssertionError(_told(command, f"ended with {done.returncode}", written))
     return done
-
-
-def run_python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``python -c program`` with ``environment`` and nothing of this process's own."""
-    alone = {"PATH": "/usr/bin:/bin", "TF_CPP_MIN_LOG_LEVEL": "2", **environment}
-    return run_program([sys.executable, "-c", program], env=alone)
 
 
 def _told(

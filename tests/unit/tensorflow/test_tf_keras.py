@@ -1,12 +1,14 @@
 """What becomes of optimizers of tf_keras, and which Keras is chosen, without other ranks."""
 
+import sys
+
 import keras
 import pytest
 import tensorflow as tf
 import tf_keras
 
 import aiacc.tensorflow as hvd
-from tests.support.programs import run_python
+from tests.support.programs import run_program
 
 LEGACY = tf_keras.optimizers.legacy
 LSO = tf_keras.mixed_precision.LossScaleOptimizer
@@ -40,9 +42,9 @@ def test_names_and_optimizers_of_both_in_one_process():
 
 
 def _python(program, **environment):
-    done = run_python(program, **environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    """Words of a process with nothing of this one's environment."""
+    alone = {"PATH": "/usr/bin:/bin", "TF_CPP_MIN_LOG_LEVEL": "2", **environment}
+    return run_program([sys.executable, "-c", program], env=alone, check=True).stdout.split()
 
 
 _CHOICE = """
