@@ -85,9 +85,6 @@ def test_the_table_of_variables_shows_each_with_alias_values_and_default():
     ]
 
 
-KNOWN = [name for name, *_ in _core.env_table()]
-
-
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
@@ -102,7 +99,8 @@ KNOWN = [name for name, *_ in _core.env_table()]
     ],
 )
 def test_a_typo_is_named_with_what_was_meant(variables, said):
-    text = unknown_variables.warning_about(given(variables), KNOWN)
+    known = [name for name, *_ in _core.env_table()]
+    text = unknown_variables.warning_about(given(variables), known)
     assert re.match(rf"\[config\] {said}" if said else "$", text), text
 
 

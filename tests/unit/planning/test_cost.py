@@ -19,8 +19,6 @@ from aiacc.planning.cost import (
 )
 from aiacc.planning.fit import fit_affine
 
-MIB = 1 << 20
-
 
 def test_affine_costs_of_one_or_two_at_a_time_and_on_two_levels():
     cost = Affine(1.0, 0.5, of={ALL_GATHER: (0.1, 0.2)})
@@ -60,7 +58,7 @@ def test_no_algorithm_takes_less_than_any_all_reduce_and_one_rank_talks_to_nobod
             units = [float(number == other) for other in range(3)]
             time = Analytic(algorithm, *units, n).time(ALL_REDUCE, 1)
             assert time >= least[name] * (1 - 1e-12), (n, name)
-    assert Analytic(algorithm, 1.0, 1.0, 1.0, 1).time(ALL_REDUCE, MIB) == 0.0
+    assert Analytic(algorithm, 1.0, 1.0, 1.0, 1).time(ALL_REDUCE, 1 << 20) == 0.0
 
 
 def test_tables_rise_for_one_lane_and_for_several():
