@@ -111,7 +111,12 @@ def read_row(draw):
 
 
 def read_result(draw):
-    data = bytearray(frames.encode_result(7, [b"ab", b"", b"cde"]))
+    """Lengths may be wrong, but not their sum."""
+    whole = frames.encode_result(7, [b"ab", b"", b"cde"])
+    for length in (draw.randrange(len(whole)), len(whole) + 1):
+        with pytest.raises(frames.ProtocolError):
+            frames.decode_result((whole + b"x")[:length], 3)
+    data = bytearray(whole)
     data[draw.randrange(len(data))] = draw.randrange(256)
     _, payloads = frames.decode_result(bytes(data), 3)
     assert sum(map(len, payloads)) == 5
