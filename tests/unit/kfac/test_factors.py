@@ -224,13 +224,6 @@ def test_micro_batches_add_up_to_the_batch():
             assert total.take() is None
 
 
-def test_the_average_starts_at_the_first_value():
-    first, second = torch.ones(2, 2), torch.full((2, 2), 3.0)
-    old = average(None, first, 0.75)
-    torch.testing.assert_close(old, torch.ones(2, 2))
-    torch.testing.assert_close(average(old, second, 0.75), torch.full((2, 2), 1.5))
-
-
 def test_frozen_parameters():
     module = nn.Linear(3, 2)
     module.bias.requires_grad_(False)
