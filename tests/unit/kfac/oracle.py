@@ -5,28 +5,21 @@ import warnings
 with warnings.catch_warnings():
     # What it imports scripts functions for torch.jit.
     warnings.simplefilter("ignore", DeprecationWarning)
-    from curvlinops import KFACInverseLinearOperator, KFACLinearOperator
-
-__all__ = ["KFACInverseLinearOperator", "operator_of", "their_factors"]
+    from curvlinops import KFACLinearOperator
 
 
-def operator_of(model, inputs, targets, loss, approx="expand", kind="empirical", samples=1):
-    """The K-FAC of a model, its biases columns of the matrices."""
-    return KFACLinearOperator(
+def their_factors(model, inputs, targets, loss, approx="expand", kind="empirical"):
+    """A and G by name of layer; biases are columns of the matrices."""
+    operator = KFACLinearOperator(
         model,
         loss,
         list(model.parameters()),
         [(inputs, targets)],
         fisher_type=kind,
-        mc_samples=samples,
+        mc_samples=1,
         kfac_approx=approx,
         separate_weight_and_bias=False,
         check_deterministic=False,
     )
-
-
-def their_factors(*args, **kwargs):
-    """A and G by name of layer."""
-    operator = operator_of(*args, **kwargs)
     operator.compute_kronecker_factors()
     return operator._input_covariances, operator._gradient_covariances
