@@ -124,7 +124,7 @@ void check_reduce_scatter(Engine& engine,
   });
 }
 
-void check_all_to_all_call(int rank, int size, std::size_t scale, const AllToAllCall& all_to_all) {
+void check_all_to_all(Engine& engine, int lane, int rank, int size, std::size_t scale) {
   std::vector<std::uint8_t> input;
   std::vector<std::uint8_t> expected;
   std::vector<std::size_t> send_bytes;
@@ -139,17 +139,11 @@ void check_all_to_all_call(int rank, int size, std::size_t scale, const AllToAll
   }
   const std::vector<std::uint8_t> original = input;
   std::vector<std::uint8_t> out(expected.size(), 0xee);
-  all_to_all(input.data(), out.data(), send_bytes, recv_bytes);
+  engine.all_to_all(lane, input.data(), out.data(), send_bytes, recv_bytes);
   const std::string what = "all_to_all rank " + std::to_string(rank) + " of " +
                            std::to_string(size) + " scale " + std::to_string(scale);
   expect_equal_bits(expected, out, what);
   expect_equal_bits(original, input, what + " (input)");
-}
-
-void check_all_to_all(Engine& engine, int lane, int rank, int size, std::size_t scale) {
-  check_all_to_all_call(rank, size, scale, [&](const void* send, void* recv, auto& from, auto& to) {
-    engine.all_to_all(lane, send, recv, from, to);
-  });
 }
 
 void check_pieces(Engine& engine,

@@ -14,6 +14,9 @@
 /// What every engine must do, as checks that all ranks run with the same arguments.
 namespace aiacc {
 
+/// Of float32.
+inline constexpr Reduction kSum{DataType::kFloat32, ReduceOp::kSum};
+
 /// `count` elements: those of `first`, which is not empty, over and over. Copied, because
 /// sanitizers take long for a loop over all of them.
 template <class T>
@@ -81,9 +84,6 @@ void expect_equal_bits(const std::vector<T>& expected,
 
 /// `all_reduce(send, recv, reduction)`
 using ReduceCall = std::function<void(const void*, void*, const Reduction&)>;
-/// `all_to_all(send, recv, send_bytes, recv_bytes)`
-using AllToAllCall = std::function<void(
-    const void*, void*, const std::vector<std::size_t>&, const std::vector<std::size_t>&)>;
 
 /// The call is made out of place, in place, and with a factor.
 void check_all_reduce_call(int rank,
@@ -111,9 +111,7 @@ void check_reduce_scatter(Engine& engine,
                           DataType dtype,
                           ReduceOp op);
 
-/// The call is made once. Between two ranks travels sometimes nothing, otherwise bytes around
-/// `scale`.
-void check_all_to_all_call(int rank, int size, std::size_t scale, const AllToAllCall& all_to_all);
+/// Between two ranks travels sometimes nothing, otherwise bytes around `scale`.
 void check_all_to_all(Engine& engine, int lane, int rank, int size, std::size_t scale);
 
 /// Buffers of these numbers of elements, as many of them under way as there may be.

@@ -1,4 +1,4 @@
-// What is special about HierarchicalEngine; what all engines promise is in engine_suite_test.cc.
+// What is special about HierarchicalEngine; what all engines promise is in engine_suite.cc.
 
 #include "csrc/engines/hierarchical/hierarchical_engine.h"
 
@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/engines/hierarchical/host_topology.h"
+#include "tests/cpp/engines/engine_checks.h"
 #include "tests/cpp/engines/engine_worlds.h"
 #include "tests/cpp/support/errors.h"
 
@@ -53,8 +54,7 @@ TEST(HierarchicalTest, ALostRankIsNamedAndEndsAllLevels) {
     }
     std::vector<float> data(1000, 1);
     const auto reduce_all = [&] {
-      engine->all_reduce(
-          0, data.data(), data.data(), data.size(), {DataType::kFloat32, ReduceOp::kSum});
+      engine->all_reduce(0, data.data(), data.data(), data.size(), kSum);
     };
     if (rank == 0) {
       const Status lost = status_of(reduce_all);

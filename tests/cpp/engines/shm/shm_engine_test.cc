@@ -1,4 +1,4 @@
-// What is special about ShmEngine; what all engines promise is in engine_suite_test.cc.
+// What is special about ShmEngine; what all engines promise is in engine_suite.cc.
 
 #include "csrc/engines/shm/shm_engine.h"
 
@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/cpp/engines/engine_checks.h"
 #include "tests/cpp/engines/engine_worlds.h"
 #include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/interruptions.h"
@@ -44,7 +45,7 @@ TEST(ShmWaitTest, NamesTheRankAsInTheJobOnEveryLane) {
       blocked.push_back(std::make_unique<BlockedCall>([&, lane] {
         const Interruptions signals;
         float value = 1;
-        part->all_reduce(lane, &value, &value, 1, {DataType::kFloat32, ReduceOp::kSum});
+        part->all_reduce(lane, &value, &value, 1, kSum);
       }));
     }
     for (int lane = 0; lane <= part->express_lane(); ++lane) {

@@ -1,29 +1,36 @@
+// All-reduces of ShmEngine whose buffers somebody else moves to and from its slots.
+
 #include <atomic>
+#include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "csrc/engines/shm/shm_channel.h"
 #include "tests/cpp/engines/engine_checks.h"
 #include "tests/cpp/engines/engine_worlds.h"
 #include "tests/cpp/engines/late_mover.h"
-#include "tests/cpp/engines/shm_node.h"
+#include "tests/cpp/support/errors.h"
 
 namespace aiacc {
 namespace {
 
-/// Floats per slot.
-constexpr std::size_t kSlot = ShmNode::kSlotBytes / sizeof(float);
+constexpr std::size_t kSlotBytes = std::size_t{64} << 10;
+/// Floats per slot, and the fewest that may be moved.
+constexpr std::size_t kSlot = kSlotBytes / sizeof(float);
+constexpr std::size_t kFewest = Engine::kLeastMovedBytes / sizeof(float);
 
-template <class T>
-void move(ShmChannel& channel, std::vector<T>& data, const Reduction& reduction, unsigned seed) {
+/// In place; copies stay in the slots.
+void move(
+    Engine& engine, int lane, std::vector<float>& data, const Reduction& reduction, unsigned seed) {
   LateMover mover(data.data(), data.data(), seed);
-  channel.all_reduce_moved(data.size(), reduction, mover);
-  EXPECT_EQ(mover.copied_in(), data.size() * sizeof(T));
-  EXPECT_EQ(mover.copied_out(), data.size() * sizeof(T));
+  const SharedSlots slots = engine.slots(lane);
+  ASSERT_NE(slots.data, nullptr);
+  mover.slots = {slots.data, slots.bytes};
+  engine.all_reduce_moved(lane, data.size(), reduction, mover);
+  EXPECT_EQ(mover.copied_in(), data.size() * sizeof(float));
+  EXPECT_EQ(mover.copied_out(), data.size() * sizeof(float));
   EXPECT_EQ(mover.stops(), 0);
 }
 
@@ -33,19 +40,19 @@ class ShmMovedTest : public testing::TestWithParam<int> {
 };
 
 TEST_P(ShmMovedTest, EveryTypeAndOp) {
-  ShmNode(size()).run([&](int rank, ShmChannel& channel) {
-    unsigned seed = 0;
+  with_engines(shm_ranks(size(), kSlotBytes), [&](int rank, Engine& engine) {
+    auto seed = static_cast<unsigned>(rank) * 1000;
     for (const DataType dtype : all_dtypes()) {
+      const std::size_t count = Engine::kLeastMovedBytes / size_of(dtype) + 11;
       for (const ReduceOp op : engine_ops()) {
         check_all_reduce_call(rank,
                               size(),
-                              20011,
+                              count,
                               dtype,
                               op,
                               [&](const void* send, void* recv, const Reduction& reduction) {
-                                LateMover mover(
-                                    send, recv, ++seed + static_cast<unsigned>(rank) * 1000);
-                                channel.all_reduce_moved(20011, reduction, mover);
+                                LateMover mover(send, recv, ++seed);
+                                engine.all_reduce_moved(0, count, reduction, mover);
                               });
       }
     }
@@ -54,48 +61,44 @@ TEST_P(ShmMovedTest, EveryTypeAndOp) {
 
 /// Sums of floats have other last bits if they are added in another order.
 TEST_P(ShmMovedTest, BitsAreThoseOfBuffersInHostMemory) {
-  ShmNode(size()).run([&](int rank, ShmChannel& channel) {
-    for (const std::size_t count : {std::size_t{2049},
-                                    std::size_t{8192},
-                                    std::size_t{8193},
-                                    kSlot - 1,
-                                    kSlot,
-                                    kSlot + 1,
-                                    4 * kSlot,
-                                    4 * kSlot + 1,
-                                    5 * kSlot - 17,
-                                    9 * kSlot + 3}) {
-      const auto input = any_elements<float>(count, static_cast<unsigned>(rank));
-      const Reduction reduction{DataType::kFloat32, ReduceOp::kSum, 0.7};
-      std::vector<float> expected(count);
-      channel.all_reduce(input.data(), expected.data(), count, reduction, nullptr);
-      std::vector<float> moved = input;
-      move(channel, moved, reduction, static_cast<unsigned>(rank));
-      expect_equal_bits(expected, moved, "count " + std::to_string(count));
-    }
-  });
+  for (const std::size_t slot : {kSlot, 8 * kSlot}) {
+    with_engines(shm_ranks(size(), slot * sizeof(float)), [&](int rank, Engine& engine) {
+      for (const std::size_t count : {kFewest,
+                                      kFewest + 1,
+                                      5 * kSlot - 17,
+                                      8 * kSlot - 1,
+                                      8 * kSlot,
+                                      8 * kSlot + 1,
+                                      9 * kSlot + 3}) {
+        const auto input = any_elements<float>(count, static_cast<unsigned>(rank));
+        const Reduction reduction{DataType::kFloat32, ReduceOp::kSum, 0.7};
+        std::vector<float> expected(count);
+        engine.all_reduce(0, input.data(), expected.data(), count, reduction);
+        std::vector<float> moved = input;
+        move(engine, 0, moved, reduction, static_cast<unsigned>(rank));
+        expect_equal_bits(expected, moved, "count " + std::to_string(count));
+      }
+    });
+  }
 }
 
 /// Each rank decides for itself; calls of other kinds come in between.
 TEST_P(ShmMovedTest, RanksNeedNotTakeTheSameWay) {
-  ShmNode(size(), 0).run([&](int rank, ShmChannel& channel) {
+  with_engines(shm_ranks(size(), kSlotBytes), [&](int rank, Engine& engine) {
     std::mt19937 common(7);  // the same numbers on every rank
     std::mt19937 own(static_cast<unsigned>(rank));
-    for (int call = 0; call < 150; ++call) {
-      const std::size_t count = 2049 + common() % (1U << (common() % 9 + 9));
+    for (int call = 0; call < 100; ++call) {
+      const int lane = call % kLanes;
+      const std::size_t count = kFewest + common() % (1U << (common() % 9 + 9));
       if (common() % 4 == 0) {
-        check_all_to_all_call(
-            rank, size(), count, [&](const void* send, void* recv, auto& from, auto& to) {
-              channel.all_to_all(send, recv, from, to);
-            });
+        check_all_to_all(engine, lane, rank, size(), count / 8);
         continue;
       }
       auto data = rank_numbers<float>(count, rank);
-      const Reduction reduction{DataType::kFloat32, ReduceOp::kSum};
       if (own() % 2 == 0) {
-        channel.all_reduce(data.data(), data.data(), count, reduction, nullptr);
+        engine.all_reduce(lane, data.data(), data.data(), count, kSum);
       } else {
-        move(channel, data, reduction, own());
+        move(engine, lane, data, kSum, own());
       }
       expect_equal_bits(reduced_numbers<float>(count, size(), ReduceOp::kSum),
                         data,
@@ -109,8 +112,7 @@ TEST_P(ShmMovedTest, AFailureOfOneEndsAll) {
   // Before the last block is reduced: then the others cannot do without this rank.
   for (int limit = 0; limit <= 22; limit += 2) {
     std::atomic<int> thrown{0};
-    ShmNode node(size(), 0);
-    const auto call = [&](int rank, ShmChannel& channel) {
+    const auto call = [&](int rank, Engine& engine) {
       std::vector<float> data(6 * kSlot, 1);
       LateMover mover(data.data(), data.data(), static_cast<unsigned>(limit + rank));
       mover.before = [&](int calls) {
@@ -118,63 +120,42 @@ TEST_P(ShmMovedTest, AFailureOfOneEndsAll) {
           throw Error(Code::kEngine, "the GPU is gone");
         }
       };
-      try {
-        channel.all_reduce_moved(data.size(), {DataType::kFloat32, ReduceOp::kSum}, mover);
-      } catch (const Error&) {
-        EXPECT_TRUE(mover.stops() == 1 || mover.calls() == 0);
-        ++thrown;
-        throw;
-      }
+      const Status status =
+          status_of([&] { engine.all_reduce_moved(0, data.size(), kSum, mover); });
+      EXPECT_TRUE(mover.stops() == 1 || mover.calls() == 0);
+      thrown += status.ok() ? 0 : 1;
+      throw Error(status);
     };
-    try {
-      node.run(call);
-      FAIL() << "no rank has thrown";
-    } catch (const Error& error) {
-      EXPECT_EQ(std::string("the GPU is gone"), error.what());
-    }
+    EXPECT_EQ("the GPU is gone",
+              status_of([&] { with_engines(shm_ranks(size(), kSlotBytes), call); }).message());
     EXPECT_EQ(size(), thrown);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, ShmMovedTest, testing::Values(2, 3, 4, 7));
 
-TEST(ShmMovedAbortTest, EndsAWaitForRanks) {
-  ShmNode node(2, 0);
-  std::vector<float> data(6 * kSlot, 1);
-  LateMover mover(data.data(), data.data(), 1);
-  std::thread blocked([&] {
-    EXPECT_THROW(node[0].all_reduce_moved(data.size(), {DataType::kFloat32, ReduceOp::kSum}, mover),
-                 Error);
-  });
-  node.abort(0, Status(Code::kPeerLost, "rank 1 is gone"));  // it never comes
-  blocked.join();
-  EXPECT_LE(mover.stops(), 1);  // 0: it had not begun
-  EXPECT_EQ(data, std::vector<float>(6 * kSlot, 1));
-}
-
-TEST(ShmMovedEngineTest, CopiesStayInTheSlots) {
-  with_engines(shm_ranks(3), [&](int rank, Engine& engine) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const SharedSlots slots = engine.slots(lane);
-      ASSERT_NE(slots.data, nullptr);
-      const std::size_t count = Engine::kLeastMovedBytes / sizeof(float) + 5;
-      auto data = rank_numbers<float>(count, rank);
-      LateMover mover(data.data(), data.data(), static_cast<unsigned>(rank));
-      mover.slots = {slots.data, slots.bytes};
-      engine.all_reduce_moved(lane, count, {DataType::kFloat32, ReduceOp::kSum}, mover);
-      expect_equal_bits(reduced_numbers<float>(count, 3, ReduceOp::kSum), data, "moved");
+/// Rank 1 never comes.
+TEST(ShmMovedEngineTest, AnAbortEndsAWaitForRanks) {
+  with_engines(shm_ranks(2, kSlotBytes), [&](int rank, Engine& engine) {
+    if (rank == 1) {
+      return;
     }
+    std::vector<float> data(6 * kSlot, 1);
+    LateMover mover(data.data(), data.data(), 1);
+    BlockedCall blocked([&] { engine.all_reduce_moved(0, data.size(), kSum, mover); });
+    engine.abort(Status(Code::kPeerLost, "rank 1 is gone"));
+    EXPECT_EQ("rank 1 is gone", blocked.join().message());
+    EXPECT_LE(mover.stops(), 1);  // 0: it had not begun
+    EXPECT_EQ(data, std::vector<float>(6 * kSlot, 1));
   });
 }
 
 TEST(ShmMovedEngineTest, OneRankHasNoSlots) {
   with_engines(shm_ranks(1), [&](int, Engine& engine) {
-    std::vector<float> data(Engine::kLeastMovedBytes);
+    std::vector<float> data(kFewest);
     LateMover mover(data.data(), data.data(), 0);
     EXPECT_EQ(0U, engine.slots(0).bytes);
-    EXPECT_THROW(
-        engine.all_reduce_moved(0, data.size(), {DataType::kFloat32, ReduceOp::kSum}, mover),
-        Error);
+    EXPECT_THROW(engine.all_reduce_moved(0, data.size(), kSum, mover), Error);
   });
 }
 
