@@ -22,12 +22,13 @@ namespace aiacc {
 
 inline constexpr int kLanes = 2;
 
-/// Ranks on hosts, with engines of one kind.
+/// Ranks on hosts, with engines of one kind. They are threads of this process, or processes.
 struct World {
   std::string name;          ///< how gtest calls it
   std::vector<int> host_of;  ///< by rank
   std::function<std::unique_ptr<Engine>(const EngineContext&)> make;
   bool exchanges_at_once = true;  ///< all-to-alls may run on several lanes at the same time
+  int own_rank = -1;              ///< of this process; -1: ranks are threads
 
   int size() const { return static_cast<int>(host_of.size()); }
 };
@@ -64,8 +65,7 @@ inline World on_hosts(const std::string& name,
           false};
 }
 
-/// The engine of one rank; blocks until all ranks connect.
-inline std::unique_ptr<Engine> connect(TcpWorld& connections, const World& world, int rank) {
+inline EngineContext context_of(const World& world, int rank) {
   EngineContext context;
   context.rank = rank;
   context.size = world.size();
@@ -73,14 +73,24 @@ inline std::unique_ptr<Engine> connect(TcpWorld& connections, const World& world
   context.lanes = kLanes;
   // Blocks of a quarter of the usual size: sanitizers take long for bytes.
   context.unit_bytes = std::size_t{256} << 10;
+  return context;
+}
+
+/// The engine of one rank; blocks until all ranks connect.
+inline std::unique_ptr<Engine> connect(TcpWorld& connections, const World& world, int rank) {
+  EngineContext context = context_of(world, rank);
   context.connector = &connections.connector(rank);
   return world.make(context);
 }
 
-/// Runs `body(rank, engine)` on every rank; the failure of one aborts the engines of the others.
-/// All engines live until every rank has ended.
+/// Runs `body(rank, engine)` on every rank, or on that of this process; the failure of one thread
+/// aborts the engines of the others. All their engines live until every rank has ended.
 template <class Body>
 void with_engines(const World& world, Body body) {
+  if (world.own_rank >= 0) {
+    const std::unique_ptr<Engine> engine = world.make(context_of(world, world.own_rank));
+    return body(world.own_rank, *engine);
+  }
   TcpWorld connections(world.size());
   std::vector<std::unique_ptr<Engine>> engines(world.host_of.size());
   run_as_ranks(world.size(), [&](int rank, RankThreads& rank_threads) {

@@ -1,38 +1,26 @@
-// Ranks of an MPI job that are through with what they do in MPI while others are not. Part of
-// mpi_engine_test, which says how to run it.
+// Ranks of an MPI job that are through with what they do in MPI while others are not, or that leave
+// something out. Part of mpi_engine_test, which says how to run it.
 
 #include <memory>
+#include <string>
+#include <utility>
 
 #include <gtest/gtest.h>
 
-#include "csrc/control/tcp/connector.h"
+#include "csrc/base/log.h"
 #include "csrc/control/tcp/tcp_plane.h"
-#include "csrc/engines/mpi/mpi_loader.h"
 #include "tests/cpp/engines/engine_checks.h"
+#include "tests/cpp/engines/mpi/mpi_job.h"
+#include "tests/cpp/support/peers/deserter.h"
+#include "tests/cpp/support/peers/desertion.h"
 
 namespace aiacc {
 namespace {
 
 /// Where the ranks meet without MPI: whoever waits there makes no call of MPI.
-class Outside {
+class Outside : public MpiJob {
  public:
-  Outside()
-      : identity_(mpi_initialize(0, 30)),
-        listener_("127.0.0.1"),
-        connector_(
-            listener_, mpi_all_gather(listener_.address()), identity_.rank, {1, 2, 3}, 1, 30),
-        plane_(connector_, 20, 50) {}
-
-  int rank() const { return identity_.rank; }
-  int size() const { return identity_.size; }
-
-  std::unique_ptr<Engine> engine(int lanes) const {
-    EngineContext context;
-    context.rank = rank();
-    context.size = size();
-    context.lanes = lanes;
-    return create_mpi_engine(context);
-  }
+  TcpPlane& plane() { return plane_; }
 
   /// Blocks until all ranks are here. Throws if one does not come: it waits inside MPI.
   void meet() {
@@ -44,16 +32,13 @@ class Outside {
   static void leave() { mpi_all_gather(""); }
 
  private:
-  const MpiIdentity identity_;
-  Listener listener_;
-  Connector connector_;
-  TcpPlane plane_;
+  TcpPlane plane_{connector(), 20, 50};
 };
 
 TEST(MpiIdleRankTest, HoldsNoOtherUpInMakingAnEngine) {
   Outside outside;
   for (int lanes = 1; lanes < 5; ++lanes) {
-    const auto engine = outside.engine(lanes);
+    const auto engine = create_mpi_engine(outside.context(lanes));
     outside.meet();
   }
   Outside::leave();
@@ -64,7 +49,7 @@ TEST(MpiIdleRankTest, HoldsNoOtherUpInAnOperation) {
   Outside outside;
   const int rank = outside.rank();
   const int size = outside.size();
-  const auto engine = outside.engine(3);
+  const auto engine = create_mpi_engine(outside.context(3));
   for (int lane = 0; lane <= engine->express_lane(); ++lane) {
     for (const std::size_t count : {1, 30011}) {
       check_all_reduce(*engine, lane, rank, size, count, DataType::kFloat32, ReduceOp::kSum);
@@ -81,7 +66,7 @@ TEST(MpiIdleRankTest, HoldsNoOtherUpInAnOperation) {
 /// The root is through before any other rank begins.
 TEST(MpiIdleRankTest, HoldsNoOtherUpWithAllThatItHasSent) {
   Outside outside;
-  const auto engine = outside.engine(1);
+  const auto engine = create_mpi_engine(outside.context(1));
   double data = 0;
   const auto broadcast_often = [&] {
     for (int i = 0; i < 20; ++i) {
@@ -98,6 +83,40 @@ TEST(MpiIdleRankTest, HoldsNoOtherUpWithAllThatItHasSent) {
   outside.meet();
   Outside::leave();
 }
+
+class MpiDeadUnitTest : public testing::TestWithParam<OpKind> {};
+
+/// The last rank leaves an operation out; within a node and between nodes alike. Afterwards MPI is
+/// as good as new; a job that ended without a new engine would leave MPI as it is, and mpirun kills
+/// the ranks that have not ended when the first one has.
+TEST_P(MpiDeadUnitTest, AnOperationThatOneRankLeavesOutEnds) {
+  Outside outside;
+  const int rank = outside.rank();
+  const int size = outside.size();
+  if (size == 1) {
+    GTEST_SKIP() << "one rank never waits";
+  }
+  configure_log(LogLevel::kFatal, -1);
+  {
+    std::unique_ptr<Engine> engine = create_mpi_engine(outside.context(2));
+    if (rank == size - 1) {
+      engine = std::make_unique<Deserter>(std::move(engine));
+    }
+    Timeline timeline(rank);
+    CoordinatorOptions options = CoordinatorWorld().options;
+    options.unit_timeout_s = 1;
+    options.parameters.unit_bytes = 1 << 20;
+    Coordinator coordinator(outside.plane(), *engine, timeline, options);
+    check_desertion(coordinator, GetParam(), rank, size, size - 1);
+  }
+  const std::unique_ptr<Engine> engine = create_mpi_engine(outside.context(2));
+  check_all_reduce(*engine, 0, rank, size, 50001, DataType::kFloat32, ReduceOp::kSum);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds,
+                         MpiDeadUnitTest,
+                         testing::Values(OpKind::kAllreduce, OpKind::kAlltoall),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
 
 }  // namespace
 }  // namespace aiacc

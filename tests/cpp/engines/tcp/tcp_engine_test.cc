@@ -1,5 +1,5 @@
 // What is special about TcpEngine: connections that are made late, ranks that are lost or disagree,
-// pieces. What all engines promise is in engine_suite_test.cc.
+// pieces. What all engines promise is in engine_suite.cc.
 
 #include "csrc/engines/tcp/tcp_engine.h"
 
@@ -22,8 +22,6 @@
 
 namespace aiacc {
 namespace {
-
-constexpr Reduction kSum{DataType::kFloat32, ReduceOp::kSum};
 
 void exchange_floats(Engine& engine, int lane, int size, std::size_t count) {
   const std::vector<float> send(count * static_cast<std::size_t>(size), 1.0F);
@@ -297,23 +295,6 @@ TEST(TcpPiecesTest, AllAreUnderWayBeforeOneIsWaitedFor) {
                         pieces[rank][static_cast<std::size_t>(ticket)],
                         "ticket " + std::to_string(ticket));
     }
-  });
-}
-
-TEST(TcpPiecesTest, AnAbortEndsTheWaitForOneAndAllThatFollow) {
-  with_engines(tcp_ranks(2), [&](int rank, Engine& engine) {
-    if (rank == 0) {  // it never comes
-      return;
-    }
-    std::vector<float> data(100'000, 1);
-    engine.start_all_reduce(0, 0, data.data(), data.size(), kSum);
-    engine.start_all_reduce(0, 1, data.data(), 0, kSum);
-    BlockedCall blocked([&] { engine.finish_all_reduce(0, 0); });
-    engine.abort(Status(Code::kShutdown, "stop now"));
-    EXPECT_EQ("stop now", blocked.join().message());
-    EXPECT_THROW(engine.finish_all_reduce(0, 1), Error);
-    EXPECT_THROW(engine.start_all_reduce(0, 2, data.data(), 1, kSum), Error);
-    EXPECT_THROW(engine.finish_all_reduce(1, 0), Error);
   });
 }
 
