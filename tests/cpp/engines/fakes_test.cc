@@ -5,128 +5,67 @@
 #include <atomic>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/fakes/fake_engine.h"
-#include "tests/cpp/support/fakes/fake_nccl.h"
+#include "tests/cpp/support/nccl_world.h"
 #include "tests/cpp/support/ranks.h"
 
 namespace aiacc {
 namespace {
 
-/// One rank: its device, stream and communicators.
-struct Rank {
-  Rank(FakeCuda& fake_cuda, FakeNccl& fake_nccl, int number)
-      : cuda(fake_cuda.driver()), nccl(fake_nccl.api()), rank(number) {
-    CudaContext context = nullptr;
-    cuda.primary_context_retain(&context, rank);
-    cuda.context_push(context);
-    cuda.stream_create(&stream, kCudaStreamNonBlocking, 0);
-  }
+Clock::time_point soon() { return Clock::now() + std::chrono::seconds(60); }
 
-  NcclComm join(const NcclUniqueId& id, int size) const {
-    NcclComm comm = nullptr;
-    NcclConfig config;
-    EXPECT_EQ(kNcclSuccess, nccl.comm_init(&comm, size, id, rank, &config));
-    return comm;
-  }
-  /// Waits for what is queued; tests may poll.
-  void finish() const {
-    while (cuda.stream_query(stream) == kCudaNotReady) {
-      std::this_thread::yield();
-    }
-  }
-
-  const CudaDriver& cuda;
-  const NcclApi& nccl;
-  int rank;
-  CudaStream stream = nullptr;
-};
+/// `body(rank, engine)` on every rank, which may misuse NCCL; engines end aborted.
+template <class Body>
+void misuse_nccl(NcclWorld& world, Body body) {
+  std::vector<std::unique_ptr<NcclEngine>> engines(static_cast<std::size_t>(world.tcp.size()));
+  run_as_ranks(world.tcp.size(), [&](int rank) {
+    auto& engine = engines[static_cast<std::size_t>(rank)];
+    engine = world.engine(rank, 2);
+    const auto device = engine->device(rank);
+    const Device::Scope scope(*device);
+    body(rank, *engine);
+    engine->abort({Code::kShutdown, "over"});
+  });
+}
 
 class FakeNcclTest : public testing::TestWithParam<int> {
  protected:
-  NcclUniqueId new_id() {
-    NcclUniqueId id;
-    nccl_.api().get_unique_id(&id);
-    return id;
-  }
-  int size() const { return GetParam(); }
-
-  FakeCuda cuda_{GetParam()};
-  FakeNccl nccl_{cuda_};
+  NcclWorld world_{GetParam()};
 };
 
 TEST_P(FakeNcclTest, DifferentCallsAreFoundOut) {
-  const NcclUniqueId id = new_id();
-  run_as_ranks(size(), [&](int number) {
-    const Rank rank(cuda_, nccl_, number);
-    const NcclComm comm = rank.join(id, size());
+  misuse_nccl(world_, [&](int rank, NcclEngine& engine) {
     std::vector<float> values(2, 1.0f);
-    const std::size_t count = number == 0 ? 2 : 1;
-    rank.nccl.all_reduce(
-        values.data(), values.data(), count, kNcclFloat32, kNcclSum, comm, rank.stream);
-    rank.finish();
-    NcclResult state = kNcclSuccess;
-    rank.nccl.comm_async_error(comm, &state);
-    EXPECT_EQ(kNcclInternalError, state);
-    rank.nccl.comm_abort(comm);
+    engine.all_reduce(0, values.data(), values.data(), rank == 0 ? 2 : 1, {});
+    EXPECT_TRUE(engine.quiesce(soon()));
+    EXPECT_EQ(Code::kEngine, status_of([&] { engine.check(); }).code());
   });
-  EXPECT_EQ(1, nccl_.misuses());
-  EXPECT_NE(std::string::npos, nccl_.complaint().find("all_reduce of 2 elements"));
+  EXPECT_EQ(1, world_.nccl.misuses());
+  EXPECT_NE(std::string::npos, world_.nccl.complaint().find("all_reduce of 2 elements"));
 }
 
-/// Two communicators on streams of their own, of which a device runs one operation at a time. True
-/// if all ended; if not they are aborted.
-bool ends(FakeCuda& cuda, FakeNccl& nccl, int size, bool same_order) {
-  NcclUniqueId ids[2];
-  nccl.api().get_unique_id(&ids[0]);
-  nccl.api().get_unique_id(&ids[1]);
-  nccl.set_resident(1);
-  std::atomic<int> stuck = 0;
-  std::atomic<int> tried = 0;
-  run_as_ranks(size, [&](int number) {
-    const Rank rank(cuda, nccl, number);
-    CudaStream other = nullptr;
-    rank.cuda.stream_create(&other, kCudaStreamNonBlocking, 0);
-    const NcclComm comms[] = {rank.join(ids[0], size), rank.join(ids[1], size)};
-    const CudaStream streams[] = {rank.stream, other};
-    float values[] = {1, 1};
-    for (int i = 0; i < 2; ++i) {
-      const int which = same_order || number % 2 == 0 ? i : 1 - i;
-      rank.nccl.all_reduce(
-          &values[which], &values[which], 1, kNcclFloat32, kNcclSum, comms[which], streams[which]);
-    }
-    if (same_order) {
-      rank.finish();
-      while (rank.cuda.stream_query(other) == kCudaNotReady) {
-        std::this_thread::yield();
-      }
-    }
-    // All have issued everything: whatever has not begun to end by then never will.
-    ++tried;
-    while (tried < size) {
-      std::this_thread::yield();
-    }
-    stuck += rank.cuda.stream_query(rank.stream) == kCudaNotReady ? 1 : 0;
-    ++tried;
-    while (tried < 2 * size) {
-      std::this_thread::yield();
-    }
-    for (const NcclComm comm : comms) {
-      rank.nccl.comm_abort(comm);
-    }
-    rank.finish();
-  });
-  return stuck == 0;
-}
-
+/// Two lanes have a communicator each, of which a device runs one operation at a time.
 TEST_P(FakeNcclTest, OneOrderOnAllRanksIsNeededWhereFewFit) {
-  EXPECT_TRUE(ends(cuda_, nccl_, size(), true));
-  EXPECT_FALSE(ends(cuda_, nccl_, size(), false));
+  world_.nccl.set_resident(1);
+  std::atomic<int> arrived{0};
+  misuse_nccl(world_, [&](int rank, NcclEngine& engine) {
+    float values[] = {1, 1};
+    const auto reduce = [&](int lane) {
+      engine.all_reduce(lane, &values[lane], &values[lane], 1, {});
+    };
+    reduce(0);
+    reduce(1);
+    EXPECT_TRUE(engine.quiesce(soon()));
+    reduce(rank % 2);
+    reduce(1 - rank % 2);
+    await_all(arrived, GetParam());
+    EXPECT_FALSE(engine.quiesce(Clock::now()));  // all have issued everything: it never ends
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, FakeNcclTest, testing::Values(2, 4));
