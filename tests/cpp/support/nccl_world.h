@@ -49,17 +49,17 @@ struct NcclWorld {
   const double connect_timeout_s;
 };
 
-/// Runs `body(rank, engine)` with the device's context on every rank; the failure of one aborts the
-/// engines of the others. All engines live until every rank has ended; nothing may have been
-/// misused.
-template <class Body>
-void with_nccl(NcclWorld& world, int lanes, Body body) {
+/// Runs `body(rank, engine)` with the device's context on every rank, with what `make(rank)` makes;
+/// the failure of one aborts the engines of the others. All engines live until every rank has
+/// ended; nothing may have been misused.
+template <class Make, class Body>
+void with_gpu_engines(NcclWorld& world, Make make, Body body) {
   const int size = world.tcp.size();
   {
-    std::vector<std::unique_ptr<NcclEngine>> engines(static_cast<std::size_t>(size));
+    std::vector<decltype(make(0))> engines(static_cast<std::size_t>(size));
     run_as_ranks(size, [&](int rank, RankThreads& rank_threads) {
-      std::unique_ptr<NcclEngine>& engine = engines[static_cast<std::size_t>(rank)];
-      engine = world.engine(rank, lanes);
+      auto& engine = engines[static_cast<std::size_t>(rank)];
+      engine = make(rank);
       const auto guard =
           rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
       const auto device = engine->device(rank);
@@ -71,6 +71,11 @@ void with_nccl(NcclWorld& world, int lanes, Body body) {
   EXPECT_EQ(0, world.cuda.misuses());
   EXPECT_EQ(0, world.nccl.communicators());
   EXPECT_EQ(0, world.nccl.registrations());
+}
+
+template <class Body>
+void with_nccl(NcclWorld& world, int lanes, Body body) {
+  with_gpu_engines(world, [&](int rank) { return world.engine(rank, lanes); }, body);
 }
 
 /// An engine for GPUs as the checks for all engines want it: operations return with the result, and

@@ -1,3 +1,5 @@
+// What is special about NCCL; what all engines for GPUs promise is in device_engine_suite_test.cc.
+
 #include "csrc/engines/nccl/nccl_engine.h"
 
 #include <string>
@@ -25,43 +27,6 @@ class NcclEngineTest : public testing::TestWithParam<int> {
 
   NcclWorld world_{GetParam()};
 };
-
-TEST_P(NcclEngineTest, EveryReductionOfEveryType) {
-  with_engines([&](int rank, NcclEngine& engine) {
-    FinishingEngine finishing(engine, rank);
-    for (int type = 0; type < kDataTypes; ++type) {
-      const auto dtype = static_cast<DataType>(type);
-      for (const ReduceOp op :
-           {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
-        if (!engine.refusal({dtype, op}).empty()) {
-          EXPECT_EQ(2U, size_of(dtype));
-          continue;
-        }
-        for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1001}}) {
-          check_all_reduce(finishing, type % kLanes, rank, size(), count, dtype, op);
-        }
-        check_reduce_scatter(finishing, 0, rank, uneven_counts(size(), 3), dtype, op);
-      }
-    }
-  });
-}
-
-TEST_P(NcclEngineTest, TheOtherOperations) {
-  with_engines([&](int rank, NcclEngine& engine) {
-    FinishingEngine finishing(engine, rank);
-    for (int lane = 0; lane <= kLanes; ++lane) {  // also the express lane
-      check_every_operation(finishing, lane, rank, size());
-    }
-    const std::vector<std::size_t> even(static_cast<std::size_t>(size()), 33);
-    check_reduce_scatter(finishing, 1, rank, even, DataType::kFloat32, ReduceOp::kSum);
-    std::vector<int> all(even.size());
-    engine.all_gather(0, &rank, all.data(), std::vector<std::size_t>(even.size(), sizeof rank));
-    ASSERT_TRUE(engine.quiesce(Clock::now() + std::chrono::seconds(60)));
-    EXPECT_EQ(all_ranks(size()), all);
-    check_broadcast(finishing, 0, rank, 0, 0);
-    check_all_to_all(finishing, 0, rank, size(), 0);
-  });
-}
 
 TEST_P(NcclEngineTest, CallsThatAreNotOverAtOnce) {
   world_.nccl.set_polls(3);
@@ -134,25 +99,6 @@ TEST(NcclEngine, AnAlgorithmWhereTheLibraryLetsItBeChosen) {
     EXPECT_EQ(expected, world.nccl.preferred("tree"));
     EXPECT_EQ(expected, world.nccl.preferred("ring"));
   }
-}
-
-TEST(NcclEngine, SplitsShareTheStreams) {
-  NcclWorld world(4);
-  with_nccl(world, kLanes, [&](int rank, NcclEngine& engine) {
-    const std::vector<int> members =
-        rank % 2 == 0 ? std::vector<int>{0, 2} : std::vector<int>{1, 3};
-    const auto half = engine.split(members, static_cast<std::uint32_t>(1 + rank % 2));
-    half->device(rank);
-    EXPECT_EQ(engine.stream(1), half->stream(1));
-    FinishingEngine finishing(*half, rank / 2);
-    check_every_operation(finishing, 0, rank / 2, 2);
-    const auto alone = half->split({rank / 2}, static_cast<std::uint32_t>(10 + rank));
-    alone->device(rank);
-    FinishingEngine single(*alone, 0);
-    check_every_operation(single, 1, 0, 1);
-    FinishingEngine all(engine, rank);
-    check_every_operation(all, 1, rank, 4);
-  });
 }
 
 /// This rank's GPU could do it. The others' cannot, so nobody begins.

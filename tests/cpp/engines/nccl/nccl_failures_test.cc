@@ -15,30 +15,6 @@ namespace {
 
 Clock::time_point soon() { return Clock::now() + std::chrono::seconds(60); }
 
-TEST(NcclFailures, AbortEndsWhatWaitsForARankThatNeverComes) {
-  NcclWorld world(2);
-  with_nccl(world, 2, [&](int rank, NcclEngine& engine) {
-    float value = 1;
-    for (int lane = 0; lane < 2; ++lane) {
-      engine.all_reduce(lane, &value, &value, 1, {});
-    }
-    ASSERT_TRUE(engine.quiesce(soon()));
-    if (rank == 0) {
-      engine.all_reduce(1, &value, &value, 1, {});
-      engine.all_reduce(0, &value, &value, 1, {});
-      EXPECT_FALSE(engine.quiesce(Clock::now()));
-    }
-    engine.abort({Code::kPeerLost, "rank 1 is gone"});
-    engine.abort({Code::kEngine, "a later reason"});
-    EXPECT_TRUE(engine.quiesce(soon()));
-    const Status status = status_of([&] { engine.all_reduce(0, &value, &value, 1, {}); });
-    EXPECT_EQ(Code::kPeerLost, status.code());
-    EXPECT_EQ("rank 1 is gone", status.message());
-    EXPECT_EQ(Code::kPeerLost, status_of([&] { engine.check(); }).code());
-    EXPECT_EQ(Code::kPeerLost, status_of([&] { engine.split({rank}, 3); }).code());
-  });
-}
-
 TEST(NcclFailures, AbortEndsARankThatConnects) {
   NcclWorld world(2);
   const auto engine = world.engine(0, 1);
