@@ -10,7 +10,6 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <future>
 #include <string>
 #include <thread>
@@ -44,38 +43,8 @@ MemorySharing sharing_of(int size, int rank, double timeout_s = 20) {
   return sharing;
 }
 
-/// What all ranks but those of `liars` have met with, by rank; a liar runs `lie(rank, its links)`.
-std::vector<Status> outcomes(int size,
-                             const std::function<bool(int, std::vector<MemoryLink>&)>& lie,
-                             double timeout_s = 20) {
-  TcpWorld world(size);
-  std::vector<Status> seen(static_cast<std::size_t>(size));
-  run_as_ranks(size, [&](int rank) {
-    Connector& connector = world.connector(rank);
-    std::vector<ChannelSpec> specs;
-    for (int other = rank == 0 ? 1 : 0; other < (rank == 0 ? size : 1); ++other) {
-      specs.push_back({other, ChannelKind::kMemory, 0, rank != 0, 5});
-    }
-    std::vector<MemoryLink> links;
-    std::vector<Socket> sockets = connector.establish(specs);
-    links.reserve(sockets.size());
-    for (std::size_t i = 0; i < sockets.size(); ++i) {
-      links.emplace_back(std::move(sockets[i]), specs[i].peer);
-    }
-    if (lie(rank, links)) {
-      return;
-    }
-    const MemorySharing sharing = sharing_of(size, rank, timeout_s);
-    seen[static_cast<std::size_t>(rank)] = status_of([&] {
-      rank == 0 ? give_memory(sharing, std::move(links))
-                : receive_memory(sharing, static_cast<std::size_t>(rank), std::move(links[0]));
-    });
-  });
-  return seen;
-}
-
 /// What the others meet with while rank `odd` has connected as one does that shares memory, and
-/// then does `act(its first connection, over)`; `over` is ready when all others have ended.
+/// then does `act(its connections, over)`; `over` is ready when all others have ended.
 template <class Act>
 std::vector<Status> outcomes_beside(
     int odd, int size, Act act, double timeout_s = 20, int interrupt = -1) {
@@ -86,10 +55,12 @@ std::vector<Status> outcomes_beside(
   std::atomic<int> waiting{size - 1};
   run_as_ranks(size, [&](int rank) {
     if (rank == odd) {
-      const int peer = rank == 0 ? 1 : 0;
-      std::vector<Socket> held =
-          world.connector(rank).establish({{peer, ChannelKind::kMemory, 0, rank != 0, 5}});
-      act(held[0], over);
+      std::vector<ChannelSpec> specs;
+      for (int other = rank == 0 ? 1 : 0; other < (rank == 0 ? size : 1); ++other) {
+        specs.push_back({other, ChannelKind::kMemory, 0, rank != 0, 5});
+      }
+      std::vector<Socket> sockets = world.connector(rank).establish(specs);
+      act(sockets, over);
       return;
     }
     MemorySharing sharing = sharing_of(size, rank, timeout_s);
@@ -103,7 +74,16 @@ std::vector<Status> outcomes_beside(
   return seen;
 }
 
-void wait_until_over(Socket&, const std::shared_future<void>& over) { over.wait(); }
+/// The same of one that does `act(link)`, with its first connection, and has ended then.
+template <class Act>
+std::vector<Status> outcomes_beside_link(int odd, int size, Act act) {
+  return outcomes_beside(odd, size, [&](std::vector<Socket>& sockets, const auto&) {
+    MemoryLink link(std::move(sockets[0]), odd == 0 ? 1 : 0);
+    act(link);
+  });
+}
+
+void wait_until_over(std::vector<Socket>&, const std::shared_future<void>& over) { over.wait(); }
 
 Clock::time_point soon() { return Clock::now() + std::chrono::seconds(20); }
 
@@ -205,12 +185,17 @@ TEST_P(LackTest, OfOneRankFailsOnAllWithItsReason) {
   const int poor = GetParam();
   const std::size_t before = process_descriptors();
   bool sandboxed = true;
-  const auto seen = outcomes(3, [&](int rank, std::vector<MemoryLink>&) {
-    if (rank == poor) {
-      sandboxed = forbid_calls({{SYS_fallocate, ENOSPC}});
-    }
-    return false;
-  });
+  std::vector<Status> seen(3);
+  {
+    TcpWorld world(3);
+    run_as_ranks(3, [&](int rank) {
+      if (rank == poor) {
+        sandboxed = forbid_calls({{SYS_fallocate, ENOSPC}});
+      }
+      seen[static_cast<std::size_t>(rank)] =
+          status_of([&] { share_memory(&world.connector(rank), sharing_of(3, rank)); });
+    });
+  }
   if (!sandboxed) {
     GTEST_SKIP() << "no sandbox here";
   }
@@ -237,8 +222,8 @@ TEST(MemoryLiarTest, ReportsThatAreNoneEndItForAll) {
     return std::string(reinterpret_cast<const char*>(&header), sizeof header);
   };
   for (const std::string& lie : {headed(99, 0), headed(0, 5000), headed(0xffffffff, 0xffffffff)}) {
-    const auto seen = outcomes_beside(1, 3, [&](Socket& socket, const auto& over) {
-      socket.send_all(lie.data(), lie.size(), "rank 0", soon());
+    const auto seen = outcomes_beside(1, 3, [&](auto& sockets, const auto& over) {
+      sockets[0].send_all(lie.data(), lie.size(), "rank 0", soon());
       over.wait();
     });
     expect_error(seen[0], Code::kInternal, {"rank 1 sent a report of code"});
@@ -247,13 +232,10 @@ TEST(MemoryLiarTest, ReportsThatAreNoneEndItForAll) {
 }
 
 TEST(MemoryLiarTest, ARankThatSaysItHasTheMemoryMustHaveWrittenThere) {
-  const auto seen = outcomes(3, [](int rank, std::vector<MemoryLink>& links) {
-    if (rank == 1) {
-      next_invitation(links[0]);
-      links[0].send(Status(), soon());
-      expect_error(next_message(links[0]), Code::kEngine, {"what rank 1 wrote"});
-    }
-    return rank == 1;
+  const auto seen = outcomes_beside_link(1, 3, [](MemoryLink& link) {
+    next_invitation(link);
+    link.send(Status(), soon());
+    expect_error(next_message(link), Code::kEngine, {"what rank 1 wrote"});
   });
   expect_error(seen[0], Code::kEngine, {"what rank 1 wrote into the shared memory is not seen"});
   EXPECT_EQ(seen[0].message(), seen[2].message());
@@ -268,14 +250,11 @@ TEST(MemoryLiarTest, InvitationsOfTheLowestRankAreLookedAt) {
   };
   for (const auto& [message, code, text] : lies) {
     const auto seen =
-        outcomes(2, [&, message = message, code = code](int rank, std::vector<MemoryLink>& links) {
-          if (rank == 0) {
-            links[0].send(message, soon());
-            const Status report = next_message(links[0]);
-            EXPECT_EQ(code, report.code());
-            links[0].send(report, soon());
-          }
-          return rank == 0;
+        outcomes_beside_link(0, 2, [&, lie = message, expected = code](MemoryLink& link) {
+          link.send(lie, soon());
+          const Status report = next_message(link);
+          EXPECT_EQ(expected, report.code());
+          link.send(report, soon());
         });
     expect_error(seen[1], code, {text});
   }
@@ -283,19 +262,15 @@ TEST(MemoryLiarTest, InvitationsOfTheLowestRankAreLookedAt) {
 
 /// Rank 0 passes `descriptor` instead of its memory; what rank 1 says to that.
 Status report_on(const Socket& descriptor) {
-  const auto seen = outcomes(2, [&](int rank, std::vector<MemoryLink>& links) {
-    if (rank == 0) {
-      UnixListener door;
-      links[0].send(invite(total_bytes(2), door.name()), soon());
-      const Patience patience(20, -1);
-      EXPECT_TRUE(patience.sleep({{door.fd(), POLLIN, 0}}));
-      const Socket caller = door.accept();
-      EXPECT_TRUE(send_message(caller, "x", 1, descriptor.fd()));
-      links[0].send(next_message(links[0]), soon());
-    }
-    return rank == 0;
-  });
-  return seen[1];
+  return outcomes_beside_link(0, 2, [&](MemoryLink& link) {
+    UnixListener door;
+    link.send(invite(total_bytes(2), door.name()), soon());
+    const Patience patience(20, -1);
+    EXPECT_TRUE(patience.sleep({{door.fd(), POLLIN, 0}}));
+    const Socket caller = door.accept();
+    EXPECT_TRUE(send_message(caller, "x", 1, descriptor.fd()));
+    link.send(next_message(link), soon());
+  })[1];
 }
 
 TEST(MemoryLiarTest, WhatIsPassedIsLookedAt) {
@@ -313,26 +288,12 @@ TEST(MemoryLiarTest, WhatIsPassedIsLookedAt) {
 }
 
 TEST(MemoryLossTest, ARankThatHasDiedEndsItForAll) {
-  const auto seen = outcomes(3, [](int rank, std::vector<MemoryLink>& links) {
-    if (rank == 1) {
-      next_invitation(links[0]);
-      links.clear();
-    }
-    return rank == 1;
-  });
+  const auto seen = outcomes_beside_link(1, 3, [](MemoryLink& link) { next_invitation(link); });
   expect_error(seen[0], Code::kPeerLost, {"rank 1"});
   EXPECT_EQ(seen[0].message(), seen[2].message());
-}
-
-TEST(MemoryLossTest, TheLowestRankThatHasDiedEndsItForAll) {
-  const auto seen = outcomes(3, [](int rank, std::vector<MemoryLink>& links) {
-    if (rank == 0) {
-      links.clear();
-    }
-    return rank == 0;
-  });
-  expect_error(seen[1], Code::kPeerLost, {"rank 0"});
-  expect_error(seen[2], Code::kPeerLost, {"rank 0"});
+  const auto without_lowest = outcomes_beside(0, 3, [](auto&, const auto&) {});
+  expect_error(without_lowest[1], Code::kPeerLost, {"rank 0"});
+  expect_error(without_lowest[2], Code::kPeerLost, {"rank 0"});
 }
 
 TEST(MemoryLossTest, ARankThatSaysNothingIsNamedOnAll) {
@@ -344,9 +305,9 @@ TEST(MemoryLossTest, ARankThatSaysNothingIsNamedOnAll) {
 /// Others may take as long to connect to the lowest rank as it waits for what comes after that.
 TEST(MemoryLossTest, TheLowestRankHasTimeToBegin) {
   constexpr double kTimeout = 1;
-  const auto wait = [](Socket& socket, const auto&) {
+  const auto wait = [](auto& sockets, const auto&) {
     std::this_thread::sleep_for(std::chrono::duration<double>(2 * kTimeout));
-    socket.close();  // rank 1 still waits, so it learns that this one is gone
+    sockets.clear();  // rank 1 still waits, so it learns that this one is gone
   };
   expect_error(outcomes_beside(0, 2, wait, kTimeout)[1], Code::kPeerLost, {"rank 0"});
 }
@@ -361,7 +322,7 @@ TEST(MemoryLossTest, TheLowestRankThatSaysNothingIsNamed) {
 TEST(MemoryLossTest, AnInterruptEndsTheWait) {
   for (const int odd : {0, 1}) {
     Cancellation cancellation;
-    const auto interrupt = [&](Socket&, const auto& over) {
+    const auto interrupt = [&](auto&, const auto& over) {
       cancellation.set({Code::kShutdown, "stop"});
       over.wait();
     };
@@ -375,11 +336,8 @@ TEST(MemoryLossTest, AnInterruptEndsTheWait) {
 TEST(MemoryStrangersTest, AreTurnedAwayAndDoNotDisturb) {
   for (const int strangers : {1, 200}) {
     std::vector<Socket> crowd;
-    const auto seen = outcomes(2, [&](int rank, std::vector<MemoryLink>& links) {
-      if (rank == 0) {
-        return false;
-      }
-      const MemoryInvitation invitation = next_invitation(links[0]);
+    const auto seen = outcomes_beside_link(1, 2, [&](MemoryLink& link) {
+      const MemoryInvitation invitation = next_invitation(link);
       for (int i = 0; i < strangers; ++i) {
         Socket stranger = connect_unix(invitation.name);
         if (!stranger.valid()) {
@@ -413,9 +371,8 @@ TEST(MemoryStrangersTest, AreTurnedAwayAndDoNotDisturb) {
       SharedMemory memory = SharedMemory::map(given.descriptor, parts.total_bytes());
       parts.check(memory, 0);
       parts.take(memory, given.descriptor, 1);
-      links[0].send(Status(), soon());
-      EXPECT_TRUE(next_message(links[0]).ok());
-      return true;
+      link.send(Status(), soon());
+      EXPECT_TRUE(next_message(link).ok());
     });
     EXPECT_TRUE(seen[0].ok()) << seen[0].message();
     for (const Socket& stranger : crowd) {
