@@ -101,13 +101,13 @@ FakeNccl::Comm* FakeNccl::find(NcclComm handle) {
 
 NcclResult FakeNccl::init(
     NcclComm* out, int ranks, const NcclUniqueId& id, int rank, NcclConfig* config) {
-  std::unique_lock lock(mutex_);
+  const std::lock_guard lock(mutex_);
   CudaDevice device = 0;
   if (cuda_.driver().context_device(&device) != kCudaSuccess) {
     return complain(kNcclInvalidUsage, "comm_init without a current context");
   }
-  if (config->size < 2 * sizeof(std::size_t) || config->magic != kNcclMagic || rank < 0 ||
-      rank >= ranks) {
+  if (config->size < 2 * sizeof(std::size_t) || config->magic != kNcclMagic ||
+      config->blocking != 0 || rank < 0 || rank >= ranks) {
     return complain(kNcclInvalidArgument, "comm_init with a bad config or rank");
   }
   int number = 0;
@@ -127,18 +127,13 @@ NcclResult FakeNccl::init(
   comm->world = world.get();
   comm->rank = rank;
   comm->device = device;
-  std::memcpy(&comm->config, config, std::min(config->size, sizeof comm->config));
   comm->polls = polls_;
   world->members[static_cast<std::size_t>(rank)] = comm;
   ++world->joined;
   ++alive_;
   *out = reinterpret_cast<NcclComm>(comm);
   changed_.notify_all();
-  if (config->blocking == 0) {
-    return kNcclInProgress;
-  }
-  changed_.wait(lock, [&] { return ending_ || world->joined == ranks; });
-  return ending_ ? kNcclSystemError : kNcclSuccess;
+  return kNcclInProgress;
 }
 
 NcclResult FakeNccl::issue(NcclComm handle, CudaStream stream, Call call) {
@@ -200,7 +195,7 @@ NcclResult FakeNccl::close_group() {
 NcclResult FakeNccl::launch(Comm& comm, CudaStream stream, Call call) {
   std::uint64_t number = 0;
   std::uint64_t ticket = 0;
-  bool blocking = true;
+  bool over = true;
   const int stream_device = cuda_.device_of(stream);
   {
     const std::lock_guard lock(mutex_);
@@ -215,7 +210,7 @@ NcclResult FakeNccl::launch(Comm& comm, CudaStream stream, Call call) {
     device.threads.insert(std::this_thread::get_id());
     ++comm.pending;
     comm.polls = number == 0 ? polls_ : 0;  // the first operation connects
-    blocking = comm.config.blocking != 0 || comm.polls == 0;
+    over = comm.polls == 0;
   }
   const auto run = [this, &comm, number, ticket, call = std::move(call)] {
     meet(comm, number, ticket, call);
@@ -223,7 +218,7 @@ NcclResult FakeNccl::launch(Comm& comm, CudaStream stream, Call call) {
   if (cuda_.enqueue(stream, run) != kCudaSuccess) {
     return 1;
   }
-  return blocking ? kNcclSuccess : kNcclInProgress;
+  return over ? kNcclSuccess : kNcclInProgress;
 }
 
 void FakeNccl::meet(Comm& comm, std::uint64_t number, std::uint64_t ticket, const Call& call) {

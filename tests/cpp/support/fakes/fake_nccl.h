@@ -25,7 +25,7 @@ namespace aiacc {
 /// communicator, or the same in different orders if devices run few of them at a time; unlike it,
 /// it counts misuse: different calls that meet, a communicator that two threads use at once, a
 /// group of calls that is not closed. Sends and receives need a group, and all ranks take part in
-/// it.
+/// it. Communicators do not block.
 class FakeNccl {
  public:
   explicit FakeNccl(FakeCuda& cuda, int version = kNcclHeaderVersion);
@@ -37,8 +37,7 @@ class FakeNccl {
 
   /// How many operations a device runs at a time, in the order in which they were issued to it.
   void set_resident(int operations);
-  /// Answers of `comm_async_error` that are kNcclInProgress, after everything that may take time on
-  /// a communicator with `blocking = 0`.
+  /// Answers of `comm_async_error` that are kNcclInProgress, after everything that may take time.
   void set_polls(int polls);
   /// What `comm_async_error` says of all communicators from now on.
   void break_all_with(NcclResult error);
@@ -87,7 +86,6 @@ class FakeNccl {
     World* world = nullptr;
     int rank = 0;
     int device = 0;
-    NcclConfig config;
     std::uint64_t next = 0;
     NcclResult error = kNcclSuccess;
     int polls = 0;
@@ -155,8 +153,5 @@ class FakeNccl {
   std::atomic<int> questions_{0};
   std::atomic<int> launches_{0};
 };
-
-/// Bytes of one element; 0 for a number that names none.
-std::size_t nccl_size_of(NcclDataType dtype);
 
 }  // namespace aiacc

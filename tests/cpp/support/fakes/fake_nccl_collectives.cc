@@ -29,6 +29,13 @@ DataType computed_in(NcclDataType dtype) {
 
 bool is_float8(NcclDataType dtype) { return dtype == kNcclFloat8e4m3 || dtype == kNcclFloat8e5m2; }
 
+/// Bytes of one element; 0 for a number that names none.
+std::size_t nccl_size_of(NcclDataType dtype) {
+  return dtype < 0 || dtype > kNcclFloat8e5m2 ? 0
+         : is_float8(dtype)                   ? 1
+                                              : size_of(computed_in(dtype));
+}
+
 std::vector<std::byte> load(const void* from, std::size_t count, NcclDataType dtype) {
   const std::size_t size = size_of(computed_in(dtype));
   std::vector<std::byte> values(count * size);
@@ -77,12 +84,6 @@ std::byte* bytes_at(const void* memory, std::size_t offset) {
 }
 
 }  // namespace
-
-std::size_t nccl_size_of(NcclDataType dtype) {
-  return dtype < 0 || dtype > kNcclFloat8e5m2 ? 0
-         : is_float8(dtype)                   ? 1
-                                              : size_of(computed_in(dtype));
-}
 
 /// Elements offset .. offset + count of all ranks' inputs, reduced.
 void FakeNccl::reduce_all(const Meeting& meeting,

@@ -33,8 +33,8 @@ void FakeNccl::fill_table() {
     const std::lock_guard lock(self().mutex_);
     Comm* comm = self().find(handle);
     return comm == nullptr ? self().complain(kNcclInvalidArgument, "finalize of no communicator")
-           : comm->pending > 0 && comm->config.blocking == 0 ? kNcclInProgress
-                                                             : kNcclSuccess;
+           : comm->pending > 0 ? kNcclInProgress
+                               : kNcclSuccess;
   };
   const auto end = [](NcclComm handle, bool abort) {
     const std::lock_guard lock(self().mutex_);
