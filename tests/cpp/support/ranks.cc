@@ -58,7 +58,7 @@ std::string RankThreads::running() const {
 
 void RankThreads::watch() {
   std::unique_lock lock(mutex_);
-  if (changed_.wait_for(lock, deadline_, [this] { return all_ended(); })) {
+  if (changed_.wait_for(lock, kDeadline, [this] { return all_ended(); })) {
     return;
   }
   const Status late(Code::kTimeout, "[test] ranks still running at the deadline: " + running());

@@ -27,10 +27,7 @@ class RankThreads {
  public:
   using Abort = std::function<void(const Status&)>;
 
-  explicit RankThreads(int size, std::chrono::seconds deadline = std::chrono::seconds(200))
-      : size_(size), deadline_(deadline), ended_(static_cast<std::size_t>(size), false) {}
-
-  int size() const { return size_; }
+  explicit RankThreads(int size) : size_(size), ended_(static_cast<std::size_t>(size), false) {}
 
   /// While it lives, another rank's failure calls the hook; destroy it before what the hook uses.
   class Guard {
@@ -64,8 +61,9 @@ class RankThreads {
   void watch();
   void fail(const Status& status, std::exception_ptr exception);
 
+  static constexpr std::chrono::seconds kDeadline{200};
+
   const int size_;
-  const std::chrono::seconds deadline_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<bool> ended_;
