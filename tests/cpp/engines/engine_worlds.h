@@ -83,15 +83,10 @@ inline std::unique_ptr<Engine> connect(TcpWorld& connections, const World& world
   return world.make(context);
 }
 
-/// Runs `body(rank, engine)` on every rank, or on that of this process; the failure of one thread
-/// aborts the engines of the others. All their engines live until every rank has ended.
+/// Runs `body(rank, engine)` on a thread for every rank; the failure of one aborts the engines of
+/// the others. All engines live until every rank has ended.
 template <class Body>
-void with_engines(const World& world, Body body) {
-  if (world.own_rank >= 0) {
-    const std::unique_ptr<Engine> engine = world.make(context_of(world, world.own_rank));
-    return body(world.own_rank, *engine);
-  }
-  TcpWorld connections(world.size());
+void with_engines(TcpWorld& connections, const World& world, Body body) {
   std::vector<std::unique_ptr<Engine>> engines(world.host_of.size());
   run_as_ranks(world.size(), [&](int rank, RankThreads& rank_threads) {
     std::unique_ptr<Engine>& engine = engines[static_cast<std::size_t>(rank)];
@@ -100,6 +95,17 @@ void with_engines(const World& world, Body body) {
         rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     body(rank, *engine);
   });
+}
+
+/// The same, or where ranks are processes `body(rank, engine)` of this one alone.
+template <class Body>
+void with_engines(const World& world, Body body) {
+  if (world.own_rank >= 0) {
+    const std::unique_ptr<Engine> engine = world.make(context_of(world, world.own_rank));
+    return body(world.own_rank, *engine);
+  }
+  TcpWorld connections(world.size());
+  with_engines(connections, world, body);
 }
 
 /// Calls `body(part, index)` with the engine among `members`, if `rank` is one of them.

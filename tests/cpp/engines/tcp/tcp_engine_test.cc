@@ -40,14 +40,11 @@ void reduce_floats(Engine& engine, int lane, std::size_t count) {
 TEST(FirstAllToAllTest, ARankThatIsBusyIsWaitedFor) {
   constexpr double kConnectTimeout = 1;
   TcpWorld world(3, kConnectTimeout);
-  run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
-    const std::unique_ptr<Engine> engine = connect(world, tcp_ranks(world.size()), rank);
-    const auto guard =
-        rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
+  with_engines(world, tcp_ranks(3), [](int rank, Engine& engine) {
     if (rank == 1) {
       std::this_thread::sleep_for(std::chrono::duration<double>(2 * kConnectTimeout));
     }
-    check_all_to_all(*engine, 0, rank, 3, 4);
+    check_all_to_all(engine, 0, rank, 3, 4);
   });
 }
 
@@ -69,15 +66,10 @@ TEST(FirstAllToAllTest, WaitsForARankThatNeverComesAsOneCanSee) {
 
 TEST(FirstAllToAllTest, ARankThatHasDiedEndsIt) {
   TcpWorld world(3, 600);
-  // All live on until both survivors have noticed: the first to end would be a lost rank, too.
-  std::vector<std::unique_ptr<Engine>> engines(3);
   std::promise<void> up;
   const std::shared_future<void> rank_1_is_up = up.get_future();
-  run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
-    std::unique_ptr<Engine>& engine = engines[static_cast<std::size_t>(rank)];
-    engine = connect(world, tcp_ranks(world.size()), rank);
-    const auto guard =
-        rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
+  // All live on until both survivors have noticed: the first to end would be a lost rank, too.
+  with_engines(world, tcp_ranks(3), [&](int rank, Engine& engine) {
     if (rank == 1) {
       world.hang_up(1);
       up.set_value();
@@ -85,9 +77,8 @@ TEST(FirstAllToAllTest, ARankThatHasDiedEndsIt) {
     }
     // While it comes up it would welcome what the all-to-all connects, and would keep that open.
     rank_1_is_up.wait();
-    expect_error(status_of([&] { exchange_floats(*engine, 0, 3, 1); }),
-                 Code::kPeerLost,
-                 {"rank 1 has died"});
+    expect_error(
+        status_of([&] { exchange_floats(engine, 0, 3, 1); }), Code::kPeerLost, {"rank 1 has died"});
   });
 }
 
@@ -200,32 +191,22 @@ INSTANTIATE_TEST_SUITE_P(Moments, LostPeerTest, testing::ValuesIn(moments()), []
 
 /// A rank that is not the first of the job is called by its number in the job.
 TEST(TcpSplitTest, ALostRankIsNamedAsInTheJob) {
-  TcpWorld world(3);
-  run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
-    const std::unique_ptr<Engine> engine = connect(world, tcp_ranks(world.size()), rank);
-    if (rank == 0) {
-      return;
-    }
-    const auto part = engine->split({1, 2}, 0);
-    const auto guard = rank_threads.on_failure([&](const Status& status) { part->abort(status); });
-    if (rank == 1) {
-      expect_error(status_of([&] { reduce_floats(*part, 0, 1000); }), Code::kPeerLost, {"rank 2"});
-    }
+  with_engines(tcp_ranks(3), [](int rank, Engine& engine) {
+    with_part(engine, rank, {1, 2}, 0, [&](Engine& part, int) {
+      if (rank == 1) {
+        expect_error(status_of([&] { reduce_floats(part, 0, 1000); }), Code::kPeerLost, {"rank 2"});
+      }
+    });
   });
 }
 
 TEST(TcpSplitTest, ATimeoutNamesTheMissingRankAndLeavesTheEngineUsable) {
   TcpWorld world(3, 2);
-  std::vector<std::unique_ptr<Engine>> engines(3);
-  run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
-    auto& engine = engines[static_cast<std::size_t>(rank)];
-    engine = connect(world, tcp_ranks(world.size()), rank);
-    const auto guard =
-        rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
+  with_engines(world, tcp_ranks(3), [](int rank, Engine& engine) {
     if (rank == 2) {
-      expect_error(status_of([&] { engine->split({1, 2}, 9); }), Code::kTimeout, {"rank(s) 1"});
+      expect_error(status_of([&] { engine.split({1, 2}, 9); }), Code::kTimeout, {"rank(s) 1"});
     }
-    check_all_reduce(*engine, 0, rank, 3, 100, DataType::kFloat32, ReduceOp::kSum);
+    check_all_reduce(engine, 0, rank, 3, 100, DataType::kFloat32, ReduceOp::kSum);
   });
 }
 
