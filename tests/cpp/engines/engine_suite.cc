@@ -283,21 +283,19 @@ TEST_P(EnginePartsTest, OverlappingPartsWorkAtTheSameTime) {
 
 TEST_P(EnginePartsTest, AnAbortReachesOnePartAndNoOther) {
   on_every_rank([&](int rank, Engine& engine) {
+    const std::unique_ptr<Engine> doomed = engine.split(all_ranks(size()), 1);
     const std::unique_ptr<Engine> spared = engine.split(all_ranks(size()), 2);
-    {
-      const std::unique_ptr<Engine> doomed = engine.split(all_ranks(size()), 1);
-      float value = 1;
-      BlockedCall blocked([&] {
-        if (rank != 0) {  // which never comes
-          doomed->all_reduce(0, &value, &value, 1, kSum);
-        }
-      });
-      doomed->abort({Code::kShutdown, "stop now"});
-      EXPECT_EQ(rank == 0 ? "" : "stop now", blocked.join().message());
-      EXPECT_THROW(doomed->broadcast(0, &value, sizeof value, 0), Error);
-    }
-    const std::unique_ptr<Engine> again = engine.split(all_ranks(size()), 3);
-    for (Engine* whole : {spared.get(), again.get(), &engine}) {
+    float value = 1;
+    BlockedCall blocked([&] {
+      if (rank != 0) {  // which never comes
+        doomed->all_reduce(0, &value, &value, 1, kSum);
+      }
+    });
+    doomed->abort({Code::kShutdown, "stop now"});
+    EXPECT_EQ(rank == 0 ? "" : "stop now", blocked.join().message());
+    EXPECT_THROW(doomed->broadcast(0, &value, sizeof value, 0), Error);
+    const std::unique_ptr<Engine> later = engine.split(all_ranks(size()), 3);
+    for (Engine* whole : {spared.get(), later.get(), &engine}) {
       check_every_operation(*whole, 0, rank, size());
     }
   });
