@@ -87,23 +87,20 @@ void check_adasum(int size,
   }
 }
 
-class AdasumTest : public testing::TestWithParam<int> {
- protected:
-  int size() const { return GetParam(); }
-};
+class AdasumTest : public testing::TestWithParam<int> {};
 
 TEST_P(AdasumTest, IsATreeOfPairsForEveryTensor) {
   const std::vector<std::vector<std::size_t>> shapes = {
       {1}, {2}, {1000}, {1, 2, 3}, {0, 7, 0}, {5, 4000, 1, 333}, {0}, {}};
   for (const auto& counts : shapes) {
-    check_adasum<float>(size(), counts, DataType::kFloat32, 1e-5);
-    check_adasum<double>(size(), counts, DataType::kFloat64, 1e-13);
+    check_adasum<float>(GetParam(), counts, DataType::kFloat32, 1e-5);
+    check_adasum<double>(GetParam(), counts, DataType::kFloat64, 1e-13);
   }
 }
 
 TEST_P(AdasumTest, RoundsSixteenBitsAtEveryStep) {
-  check_adasum<Half>(size(), {100, 31}, DataType::kFloat16, 0.01);
-  check_adasum<BFloat16>(size(), {100, 31}, DataType::kBFloat16, 0.08);
+  check_adasum<Half>(GetParam(), {100, 31}, DataType::kFloat16, 0.01);
+  check_adasum<BFloat16>(GetParam(), {100, 31}, DataType::kBFloat16, 0.08);
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, AdasumTest, testing::Values(1, 2, 4, 8));

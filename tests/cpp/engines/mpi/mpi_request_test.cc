@@ -1,3 +1,5 @@
+// What is waited for in MPI, and the thread that keeps it going, with an MPI that is none.
+
 #include "csrc/engines/mpi/mpi_request.h"
 
 #include <array>
@@ -5,11 +7,13 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "csrc/base/spin.h"
+#include "csrc/engines/mpi/mpi_progress.h"
 #include "tests/cpp/support/errors.h"
 
 namespace aiacc {
@@ -22,7 +26,7 @@ constexpr int kPending = -1;
 std::array<std::atomic<int>, kRequests> answers;
 
 /// An MPI whose requests are numbers from 1 on, and 0 when done.
-MpiPlugin fake_plugin() {
+MpiPlugin request_plugin() {
   MpiPlugin plugin{};
   plugin.describe = [](int code, char* text, std::size_t bytes) {
     std::snprintf(text, bytes, "made up %d", code);
@@ -52,7 +56,7 @@ class MpiRequestTest : public testing::Test {
     });
   }
 
-  const MpiPlugin plugin_ = fake_plugin();
+  const MpiPlugin plugin_ = request_plugin();
 };
 
 TEST_F(MpiRequestTest, ManyWaitsEndInAnyOrder) {
@@ -100,6 +104,86 @@ TEST_F(MpiRequestTest, ACancelledWaitLeavesTheOthersRunning) {
   for (int request = 1; request < kRequests; request += 2) {
     answers[request].store(0);
     expect_error(waits[request]->join(), Code::kOk);
+  }
+}
+
+constexpr MpiHandle kCommunicator = 7;
+
+std::atomic<int> calls{0};
+std::atomic<int> strays{0};  ///< calls with another communicator
+std::atomic<bool> inside{false};
+std::atomic<bool> held{false};  ///< calls do not return
+
+MpiPlugin progress_plugin() {
+  MpiPlugin plugin{};
+  plugin.progress = [](MpiHandle communicator) {
+    inside = true;
+    ++calls;
+    strays += communicator == kCommunicator ? 0 : 1;
+    while (held) {
+      std::this_thread::yield();
+    }
+    inside = false;
+    return 1;  // an error, which is somebody else's
+  };
+  return plugin;
+}
+
+class MpiProgressTest : public testing::Test {
+ protected:
+  MpiProgressTest() {
+    calls = 0;
+    held = false;
+  }
+
+  const MpiPlugin plugin_ = progress_plugin();
+};
+
+TEST_F(MpiProgressTest, CallsMpiAgainAndAgain) {
+  MpiProgress progress(plugin_, kCommunicator);
+  while (calls < 50) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(strays, 0);
+}
+
+TEST_F(MpiProgressTest, StopReturnsWhenTheThreadIsOutsideMpi) {
+  held = true;
+  MpiProgress progress(plugin_, kCommunicator);
+  while (!inside) {
+    std::this_thread::yield();
+  }
+  std::thread other([&] {
+    progress.stop();
+    EXPECT_FALSE(inside);
+  });
+  held = false;
+  progress.stop();
+  EXPECT_FALSE(inside);
+  other.join();
+  const int last = calls;
+  progress.stop();
+  EXPECT_EQ(calls, last);
+}
+
+TEST_F(MpiProgressTest, RestBeginsWhenTheThreadIsOutsideMpi) {
+  held = true;
+  MpiProgress progress(plugin_, kCommunicator);
+  while (!inside) {
+    std::this_thread::yield();
+  }
+  std::thread other([&] {
+    progress.rest(true);
+    EXPECT_FALSE(inside);
+  });
+  held = false;
+  other.join();
+  for (const bool rests : {true, false}) {  // what is queued moves while it rests, too
+    progress.rest(rests);
+    const int last = calls;
+    while (calls == last) {
+      std::this_thread::yield();
+    }
   }
 }
 

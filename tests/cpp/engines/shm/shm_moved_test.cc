@@ -1,7 +1,9 @@
 // All-reduces of ShmEngine whose buffers somebody else moves to and from its slots.
 
+#include <algorithm>
 #include <atomic>
-#include <memory>
+#include <cstring>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -10,7 +12,6 @@
 
 #include "tests/cpp/engines/engine_checks.h"
 #include "tests/cpp/engines/engine_worlds.h"
-#include "tests/cpp/engines/late_mover.h"
 #include "tests/cpp/support/errors.h"
 
 namespace aiacc {
@@ -21,13 +22,104 @@ constexpr std::size_t kSlotBytes = std::size_t{64} << 10;
 constexpr std::size_t kSlot = kSlotBytes / sizeof(float);
 constexpr std::size_t kFewest = Engine::kLeastMovedBytes / sizeof(float);
 
-/// In place; copies stay in the slots.
+/// A mover between host memory and slots whose copies run in any order, at any time from start to
+/// finish: some at once, some not before they must. What a copy finds or hits too early or too late
+/// shows in the results.
+class LateMover : public BlockMover {
+ public:
+  LateMover(const Engine& engine, int lane, const void* input, void* output, unsigned seed)
+      : slots_(engine.slots(lane)),
+        input_(static_cast<const std::byte*>(input)),
+        output_(static_cast<std::byte*>(output)),
+        random_(seed) {}
+  ~LateMover() override { EXPECT_TRUE(pending_.empty()) << "copies were not finished"; }
+
+  /// Called with the number of calls so far, before each but `stop`; may throw.
+  std::function<void(int calls)> before = [](int) {};
+
+  int calls() const { return calls_; }
+  int stops() const { return stops_; }
+  std::size_t copied_in() const { return copied_in_; }
+  std::size_t copied_out() const { return copied_out_; }
+
+  void start_in(int ticket, std::size_t offset, std::size_t bytes, std::byte* to) override {
+    begin_call(to, bytes);
+    EXPECT_FALSE(is_pending(ticket, true)) << "ticket used twice";
+    copied_in_ += bytes;
+    pending_.push_back({ticket, true, to, input_ + offset, bytes});
+  }
+  void finish_in(int ticket) override {
+    begin_call(nullptr, 0);
+    finish(ticket, true);
+  }
+  void start_out(int ticket,
+                 std::size_t offset,
+                 std::size_t bytes,
+                 const std::byte* from) override {
+    begin_call(from, bytes);
+    copied_out_ += bytes;
+    pending_.push_back({ticket, false, output_ + offset, from, bytes});
+  }
+  void finish_out(int ticket) override {
+    begin_call(nullptr, 0);
+    finish(ticket, false);
+  }
+  void stop() noexcept override {
+    ++stops_;
+    pending_.clear();
+  }
+
+ private:
+  struct Copy {
+    int ticket;
+    bool in;
+    std::byte* to;
+    const std::byte* from;
+    std::size_t bytes;
+  };
+
+  void begin_call(const std::byte* slot, std::size_t bytes) {
+    EXPECT_EQ(0, stops_) << "a call after the end";
+    if (slot != nullptr) {
+      EXPECT_TRUE(slot >= slots_.data && slot + bytes <= slots_.data + slots_.bytes);
+    }
+    before(calls_++);
+    while (!pending_.empty() && random_() % 2 == 0) {
+      run(pending_.begin() + static_cast<std::ptrdiff_t>(random_() % pending_.size()));
+    }
+  }
+  bool is_pending(int ticket, bool in) const {
+    return std::any_of(pending_.begin(), pending_.end(), [&](const Copy& copy) {
+      return copy.ticket == ticket && copy.in == in;
+    });
+  }
+  void finish(int ticket, bool in) {
+    for (std::size_t i = pending_.size(); i-- > 0;) {
+      if (pending_[i].ticket == ticket && pending_[i].in == in) {
+        run(pending_.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+    }
+  }
+  void run(std::vector<Copy>::iterator copy) {
+    std::memcpy(copy->to, copy->from, copy->bytes);
+    pending_.erase(copy);
+  }
+
+  const SharedSlots slots_;  ///< copies stay in the buffers and there
+  const std::byte* const input_;
+  std::byte* const output_;
+  std::mt19937 random_;
+  std::vector<Copy> pending_;
+  int calls_ = 0;
+  int stops_ = 0;
+  std::size_t copied_in_ = 0;
+  std::size_t copied_out_ = 0;
+};
+
+/// In place.
 void move(
     Engine& engine, int lane, std::vector<float>& data, const Reduction& reduction, unsigned seed) {
-  LateMover mover(data.data(), data.data(), seed);
-  const SharedSlots slots = engine.slots(lane);
-  ASSERT_NE(slots.data, nullptr);
-  mover.slots = {slots.data, slots.bytes};
+  LateMover mover(engine, lane, data.data(), data.data(), seed);
   engine.all_reduce_moved(lane, data.size(), reduction, mover);
   EXPECT_EQ(mover.copied_in(), data.size() * sizeof(float));
   EXPECT_EQ(mover.copied_out(), data.size() * sizeof(float));
@@ -51,7 +143,7 @@ TEST_P(ShmMovedTest, EveryTypeAndOp) {
                               dtype,
                               op,
                               [&](const void* send, void* recv, const Reduction& reduction) {
-                                LateMover mover(send, recv, ++seed);
+                                LateMover mover(engine, 0, send, recv, ++seed);
                                 engine.all_reduce_moved(0, count, reduction, mover);
                               });
       }
@@ -114,7 +206,7 @@ TEST_P(ShmMovedTest, AFailureOfOneEndsAll) {
     std::atomic<int> thrown{0};
     const auto call = [&](int rank, Engine& engine) {
       std::vector<float> data(6 * kSlot, 1);
-      LateMover mover(data.data(), data.data(), static_cast<unsigned>(limit + rank));
+      LateMover mover(engine, 0, data.data(), data.data(), static_cast<unsigned>(limit + rank));
       mover.before = [&](int calls) {
         if (rank == size() - 1 && calls == limit) {
           throw Error(Code::kEngine, "the GPU is gone");
@@ -141,7 +233,7 @@ TEST(ShmMovedEngineTest, AnAbortEndsAWaitForRanks) {
       return;
     }
     std::vector<float> data(6 * kSlot, 1);
-    LateMover mover(data.data(), data.data(), 1);
+    LateMover mover(engine, 0, data.data(), data.data(), 1);
     BlockedCall blocked([&] { engine.all_reduce_moved(0, data.size(), kSum, mover); });
     engine.abort(Status(Code::kPeerLost, "rank 1 is gone"));
     EXPECT_EQ("rank 1 is gone", blocked.join().message());
@@ -153,7 +245,7 @@ TEST(ShmMovedEngineTest, AnAbortEndsAWaitForRanks) {
 TEST(ShmMovedEngineTest, OneRankHasNoSlots) {
   with_engines(shm_ranks(1), [&](int, Engine& engine) {
     std::vector<float> data(kFewest);
-    LateMover mover(data.data(), data.data(), 0);
+    LateMover mover(engine, 0, data.data(), data.data(), 0);
     EXPECT_EQ(0U, engine.slots(0).bytes);
     EXPECT_THROW(engine.all_reduce_moved(0, data.size(), kSum, mover), Error);
   });
