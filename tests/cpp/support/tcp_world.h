@@ -1,8 +1,13 @@
 #pragma once
 
+#include <linux/filter.h>
+#include <sys/socket.h>
+
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "csrc/base/socket.h"
 #include "csrc/control/tcp/connector.h"
@@ -39,5 +44,12 @@ class TcpWorld {
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::vector<std::unique_ptr<Connector>> connectors_;
 };
+
+/// From now on, everything that comes is lost.
+inline void cut(const Socket& socket) {
+  sock_filter drop[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
+  const sock_fprog program{1, drop};
+  ASSERT_EQ(setsockopt(socket.fd(), SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), 0);
+}
 
 }  // namespace aiacc

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -18,6 +19,7 @@
 
 #include "csrc/engines/p2p/mailbox.h"
 #include "tests/cpp/support/errors.h"
+#include "tests/cpp/support/interruptions.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tcp_world.h"
 
@@ -252,6 +254,31 @@ TEST(Messenger, WhoWaitsForARankThatIsGoneGetsToKnow) {
       self.stop();
     });
   }
+}
+
+TEST(Messenger, WhoWaitsOnADeadLinkGetsToKnowWhateverSignalsCome) {
+  TcpWorld world(2);
+  std::promise<void> is_cut;
+  std::promise<void> is_lost;
+  run_as_ranks(2, [&](int rank) {
+    if (rank == 1) {
+      const std::vector<Socket> sockets =
+          world.connector(1).establish({{0, ChannelKind::kMessages, 0, false, 0}});
+      cut(sockets[0]);
+      is_cut.set_value();
+      is_lost.get_future().wait();
+      return;
+    }
+    Rank self(&world.connector(0), 0, 0.3);
+    Data data(8);
+    self.receive(1, "x", data);
+    is_cut.get_future().wait();
+    const Interruptions signals;
+    self.send(1, "x", data);
+    expect_error(self.lost(), Code::kPeerLost, {"lost rank 1 ", "nothing has arrived there"});
+    is_lost.set_value();
+    self.stop();
+  });
 }
 
 /// In the middle of a message, with others waiting, connected or not.

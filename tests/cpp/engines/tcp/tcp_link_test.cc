@@ -1,8 +1,5 @@
 // Who is busy and which link is dead.
 
-#include <linux/filter.h>
-#include <sys/socket.h>
-
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -111,13 +108,6 @@ TEST(LinkJudgeTest, TellsDeadLinksFromBusyAndIdleOnes) {
 
 std::vector<Socket> ring_sockets(TcpWorld& world, int rank) {
   return world.connector(rank).establish({{1 - rank, ChannelKind::kRing, 0, rank == 0}});
-}
-
-/// From now on, everything that comes is lost.
-void cut(const Socket& socket) {
-  sock_filter drop[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
-  const sock_fprog program{1, drop};
-  ASSERT_EQ(setsockopt(socket.fd(), SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), 0);
 }
 
 TEST(TcpLink, IsDeadWhenNothingArrivesThereWhateverSignalsCome) {
