@@ -62,7 +62,7 @@ TcpPlane::~TcpPlane() {
       while (Clock::now() < deadline) {
         if (!peer->discard_some(read_buffer_)) {
           pollfd entry{peer->fd(), POLLIN, 0};
-          poll(&entry, 1, 50);
+          poll_until(&entry, 1, deadline);
         }
       }
     } catch (const Error&) {

@@ -239,7 +239,7 @@ void MessageLink::say_goodbye() noexcept {
     while (Clock::now() < deadline) {
       if (channel_->recv_some(&part, 1) == 0) {
         pollfd entry{channel_->fd(), POLLIN, 0};
-        poll(&entry, 1, static_cast<int>(kGoodbye.count()) / 10);
+        poll_until(&entry, 1, deadline);
       }
     }
   } catch (const Error&) {
