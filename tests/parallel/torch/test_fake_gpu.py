@@ -14,6 +14,7 @@ import torch
 import aiacc
 import aiacc.array as array_hvd
 import aiacc.torch as hvd
+from aiacc import _core as core
 from aiacc.torch import adapter as tensors
 from aiacc.torch.compression.wire_format import choose
 from tests.gpu import bodies, coded_bodies, factor_bodies, optim_bodies
@@ -316,6 +317,28 @@ def test_mixed_places_fail_on_every_rank():
     assert hvd.allreduce(torch.ones(4, device="cpu"), name="host", op=hvd.Sum)[0] == hvd.size()
     with pytest.raises(ValueError, match=r"tensor 1 on device cpu.*expected one device"):
         hvd.grouped_allreduce([torch.ones(2), torch.ones(2, device="cpu")], name="both")
+
+
+@on_fake_gpus(1)
+def test_the_core_refuses_address_0():
+    here, on, of_size_6 = torch.ones(36).data_ptr(), {"device": 0, "stream": 0}, (6, 1, 6, 36)
+    handle = hvd.allgather_async(torch.ones(6))
+    numbers = ("lr", "beta1", "beta2", "eps", "weight_decay", "least_ratio", "largest_ratio")
+    flags = {"bias_correction": False, "adapt": False}
+    options = core.LambOptions(**dict.fromkeys(numbers, 0.1), **flags)
+    lamb = functools.partial(core.lamb_step_on_gpu, options=options, lr=0, clip=0, workspace=0)
+    calls = [lambda: core.take_into(handle, (0,), 0)]
+    for work in ("pack", "unpack", "average"):
+        queue = functools.partial(getattr(core, f"{work}_factors_on_gpu"), float64=False)
+        for addresses in ((0, here), (here, 0)):
+            calls.append(functools.partial(queue, [(*addresses, *of_size_6, 1.0, 0.0)], **on))
+    for missing in range(4):
+        addresses = [0 if missing == number else here for number in range(4)]
+        calls.append(functools.partial(lamb, [(*addresses, 0, 1.0, 6)], **on))
+    for call in calls:
+        with pytest.raises(ValueError, match=r"address 0 \(.*memory of its own"):
+            call()
+    assert hvd.synchronize(handle).eq(1).all()
 
 
 @on_fake_gpus(2)
