@@ -167,7 +167,7 @@ def _cases():
         for event in EVENTS if consumer != "HSDP" else ():
             if "our hook" not in consumer or event != "is late":  # it is no operation of a group
                 by_day = event == "succeeds" or (event == "dies" and consumer in DIFFERENT)
-                marks = [] if by_day else pytest.mark.nightly
+                marks = [] if by_day or consumer == "DDP" else pytest.mark.nightly
                 yield pytest.param(2, consumer, event, marks=marks)
 
 
