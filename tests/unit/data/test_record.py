@@ -29,6 +29,7 @@ import PIL.Image
 import pytest
 import torch
 
+from aiacc.data import fingerprint
 from aiacc.data.described import program
 from aiacc.data.fingerprint import fingerprint_of, key_of, named
 from aiacc.data.record import MOST_NESTED, RecordError, decode, encode
@@ -217,18 +218,20 @@ def crop(sample, size=3):
     return sample[:size]
 
 
-def test_equal_datasets_have_equal_fingerprints_and_samples_keys_of_their_own():
+def test_equal_datasets_have_equal_fingerprints_and_samples_keys_of_their_own(monkeypatch):
     assert fingerprint_of(Files()) == fingerprint_of(Files(table={"x": 1, "y": [1, 2]}))
     assert len(fingerprint_of(Files())) == 32
-    mine, other = named("mine"), named("mine", "2")
+    own = [named("mine"), named("mine", "2"), fingerprint_of(Files())]
+    monkeypatch.setattr(fingerprint, "FORMAT", "a new one")
+    own += [named("mine"), fingerprint_of(Files())]
     names = [0, 1, 10, "0", "1", b"0", b"1"]
-    keys = {key_of(fingerprint, name) for fingerprint in (mine, other) for name in names}
-    assert len(keys) == 14
+    keys = {key_of(one, name) for one in own for name in names}
+    assert len(keys) == 35
     assert {len(key) for key in keys} == {16}
 
 
-class Labels(dict):
-    pass
+#: Built-in classes whose objects have no attributes, but those of subclasses do.
+Labels, *SUBCLASSES = (type(f"of_{base.__name__}", (base,), {}) for base in (dict, list, str, int))
 
 
 class Pixels(np.ndarray):
@@ -276,6 +279,7 @@ ALIKE = [
     *([{key: 3}, {key: 4}] for key in (1.5, (1, 2), ((1,), 2), np.int64(1), Path("a"), int, None)),
     [{frozenset([1]): 3}, {frozenset([1]): 4}, {frozenset([2]): 3}],
     [{"a": 1, "b": 2}, {"b": 2, "a": 1}],
+    *([having(of(), 1), having(of(), 2)] for of in (Labels, *SUBCLASSES)),
     [having(np.arange(3).view(Pixels), size) for size in (1, 2)],
     [having(torch.arange(3), 1), having(torch.arange(3), 2), torch.arange(3)],
     [torch.eye(3).to_sparse(), 2 * torch.eye(3).to_sparse(), torch.eye(3)],
