@@ -176,6 +176,16 @@ class Several(SGD):
         return super().apply_gradients(pairs, *args, **kwargs)
 
 
+class Silent(SGD):
+    """Has no configuration, and cannot be made of one."""
+
+    def __init__(self, rates):
+        super().__init__(sum(rates))
+
+    def get_config(self):
+        raise NotImplementedError
+
+
 def _after(call, optimizer):
     call(optimizer)
     return optimizer
@@ -204,6 +214,8 @@ def test_what_is_in_no_configuration_stays():
             optimizer = hvd.DistributedOptimizer(make())
             model = fitted(DENSE, copy.deepcopy(optimizer) if copied else optimizer)
             check_learned(model, alone(DENSE, make()), rtol=1e-4, atol=1e-5)
+    optimizer = hvd.DistributedOptimizer(Silent([0.1, 0.2]))
+    check_learned(fitted(DENSE, optimizer), alone(DENSE, SGD(0.3)))
     schedule = _Halving(0.5)
     optimizer = hvd.DistributedOptimizer(SGD(schedule))
     schedule.first = 0.25  # later
