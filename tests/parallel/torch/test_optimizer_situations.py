@@ -10,12 +10,14 @@ import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import methodcaller
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import aiacc.torch as hvd
 from aiacc.planning.plan import Plan
@@ -272,19 +274,30 @@ def _written(passes, synchronizes, writes, training):
     _accumulated(passes, training)
 
 
+def _checkpointed(model, rank, batch):
+    """A module that is called twice, whose backward passes are two for torch."""
+    hidden = images(rank, batch).mean((2, 3)).float().requires_grad_()
+    for _ in range(2):
+        hidden = checkpoint(model.single, hidden, use_reentrant=True)
+    return hidden.sum()
+
+
 def _misused(training):
     def clear_too_early(training):
         training.backward(3)
         training.zero_grad()
 
+    text = r"backward_passes_per_step=1 .* optimizer.zero_grad\(\) .* use_reentrant=False"
     for _ in range(2):
         training.refused(clear_too_early, "(before|and before) step")
-        text = r"backward_passes_per_step=1 .* optimizer.zero_grad\(\) .* use_reentrant=False"
-        training.refused(lambda training: training.backward(3), text)
+        training.refused(methodcaller("backward", 3), text)
         # By that pass, up to its error.
         training.refused(Training.step, "written to")
         training.zero_grad()
         train(training, range(2))
+    training.refused(methodcaller("backward", 3, loss=_checkpointed), text)
+    training.load(training.state())  # drops what has come of it
+    train(training, range(2))
 
 
 class Situation(NamedTuple):
