@@ -5,9 +5,9 @@
         assert hvd.allreduce(torch.tensor(1), op=hvd.Sum) == hvd.size()
 
 The body runs between `init` and `shutdown`, on one thread of torch, with the values of
-`pytest.mark.parametrize` and of fixtures, which have to be picklable. Other tests may give
-``test_a_sum_is_that_of_all_ranks.body``, and a dictionary of such values, to `run_ranks`. What
-returns something to that is a function `in_job`.
+`pytest.mark.parametrize` and of fixtures, which have to be picklable. Parts of a test are cheaper in
+one job, with ``each``. Other tests may give ``test_a_sum_is_that_of_all_ranks.body``, and a
+dictionary of such values, to `run_ranks`. What returns something to that is a function `in_job`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -39,6 +41,7 @@ def over(*engines: str) -> dict[str, dict[str, Any]]:
 def on_ranks(
     *sizes: Any,
     ways: Mapping[str, Mapping[str, Any]] | None = None,
+    each: Mapping[str, Iterable[Any]] = MappingProxyType({}),
     starts: bool = True,
     run: Callable[..., Any] = run_ranks,
     **options: Any,
@@ -48,6 +51,8 @@ def on_ranks(
     Args:
         sizes: Numbers of ranks, once for each of which it runs.
         ways: More options of `run_ranks`, by names of theirs; it runs once with each, too.
+        each: Values of arguments of the body, which runs with each of them, in one job; an error
+            says with which. Who calls the body may give one value instead.
         starts: Whether `init` is called; else the body does it.
         run: `run_ranks`, or what stands for it.
         options: Those of `run_ranks`.
@@ -60,12 +65,14 @@ def on_ranks(
             run(size, test.body, arguments, **chosen)
 
         test.body = _Body(body, starts)  # type: ignore[attr-defined]
+        test.each = each  # type: ignore[attr-defined]
         signature = inspect.signature(body)
+        asked = [one for name, one in signature.parameters.items() if name not in each]
         added = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("size", "way")
         ]
         test.__signature__ = signature.replace(  # what pytest asks for
-            parameters=[*signature.parameters.values(), *added[: 2 if ways else 1]]
+            parameters=[*asked, *added[: 2 if ways else 1]]
         )
         if ways:
             test = pytest.mark.parametrize("way", [*map(_marked, ways.items())])(test)
@@ -129,4 +136,14 @@ class _Body:
 
     def run(self, arguments: Mapping[str, Any]) -> None:
         """What the test has written, alone."""
-        getattr(importlib.import_module(self.__module__), self._name).__wrapped__(**arguments)
+        test = getattr(importlib.import_module(self.__module__), self._name)
+        each = {name: values for name, values in test.each.items() if name not in arguments}
+        for values in itertools.product(*each.values()):
+            chosen = dict(zip(each, values, strict=True))
+            if self._starts and not basics.is_initialized():  # a part has shut it down
+                basics.init()
+            try:
+                test.__wrapped__(**arguments, **chosen)
+            except BaseException as error:
+                error.add_note(f"with {chosen}")
+                raise
