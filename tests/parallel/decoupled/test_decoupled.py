@@ -31,8 +31,7 @@ from tests.support.jobs import on_ranks
 from tests.support.learning.training import Alone, Recipe, Together, train
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@on_ranks(2)
+@on_ranks(2, each={"kind": KINDS})
 def test_nobody_uses_parameters_that_have_not_come(kind):
     compare_late(scheduled, Recipe(net, partial(two_groups, KINDS[kind]), loss))
 
@@ -105,8 +104,7 @@ def _scaled(training):
     return training.state()
 
 
-@pytest.mark.parametrize("kind", ["nesterov", "adamw"])
-@on_ranks(3)
+@on_ranks(3, each={"kind": ["nesterov", "adamw"]})
 def test_ranks_that_have_no_part_of_the_parameters(kind):
     training = compare_late(_scaled, Recipe(_tiny, KINDS[kind], _tiny_loss))
     assert 0 in hvd.allgather_object(len(training.optimizer._shards._segments))
@@ -130,8 +128,7 @@ def test_the_last_bucket_leaves_in_the_backward_pass():
     _core.flush = flush
 
 
-@pytest.mark.parametrize("later", [False, True])
-@on_ranks(2)
+@on_ranks(2, each={"later": [False, True]})
 def test_a_gradient_that_another_hook_drops_on_a_rank_counts_as_zeros(later):
     """The hook was there before ours, or comes after it; the gradient has not left by then."""
     model = net()
@@ -164,10 +161,10 @@ def test_a_gradient_that_another_hook_drops_on_a_rank_counts_as_zeros(later):
         assert batch == 2 or alike.all()
 
 
-@pytest.mark.parametrize("how", ["model", "in place", "blocks", "part"])
-@on_ranks(2)
+@on_ranks(2, each={"how": ["model", "in place", "blocks", "part"]})
 def test_compiled_models(how):
     """Compiled code is not compiled anew, and sees no parameter that is awaited."""
+    torch._dynamo.reset()
     graphs, counts = [], []
 
     def backend(graph, inputs):
@@ -225,8 +222,7 @@ def _infinite(model, rank, batch):
     return loss(model, rank, batch) + model[0].weight[0, 0] * float("inf")
 
 
-@pytest.mark.parametrize("order", [2.0, -1.0])
-@on_ranks(2)
+@on_ranks(2, each={"order": [2.0, -1.0]})
 def test_a_scaler_after_clipping_that_failed_or_hid_infinity(order):
     """The norm of order -1 of what has infinity is finite: the scaler's own question finds it."""
     training = start()

@@ -73,8 +73,7 @@ def test_arguments_that_are_not_for_this_schedule():
     check_learned(model, net(), exactly=True)
 
 
-@pytest.mark.parametrize("what", ["buckets", "shapes"])
-@on_ranks(2)
+@on_ranks(2, each={"what": ["buckets", "shapes"]})
 def test_ranks_with_different_models_are_told(what):
     odd = hvd.rank() == 1
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -50,39 +51,71 @@ def test_two_models_of_equal_names_at_the_same_time():
         check_learned(training.model, expected.model, exactly=True)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 3])
-@on_ranks(2)
-def test_an_optimizer_made_anew(steps):
-    """Of the same model; the first one is dropped later, as by `gc`."""
-
-    def made_anew(training):
-        train(training, range(steps))
-        old = training.optimizer
-        if isinstance(training, Alone):
-            training.optimizer = sgd(training.model.parameters())
-            train(training, range(5))
-            return
-        training.optimizer = wrap(training.model)
-        for hook in old._exchange._hooks:
-            hook.remove()
-        train(training, range(3))
-        del old
-        gc.collect()
-        assert all_awaited(training.optimizer)
-        train(training, range(3, 5))
-
-    compare_late(made_anew, NET)
+def _made_anew(steps, training):
+    """An optimizer of the same model; the first one is dropped later, as by `gc`."""
+    train(training, range(steps))
+    old = training.optimizer
+    if isinstance(training, Alone):
+        training.optimizer = sgd(training.model.parameters())
+        train(training, range(5))
+        return
+    training.optimizer = wrap(training.model)
+    for hook in old._exchange._hooks:
+        hook.remove()
+    train(training, range(3))
+    del old
+    gc.collect()
+    assert all_awaited(training.optimizer)
+    train(training, range(3, 5))
 
 
-@on_ranks(2)
-def test_what_is_under_way_when_an_optimizer_is_dropped_comes_nevertheless():
-    def dropped(training):
-        train(training, range(3))
-        training.optimizer = None
-        gc.collect()
-        assert all(type(parameter) is nn.Parameter for parameter in training.model.parameters())
+def _dropped(training):
+    """What is under way when an optimizer is dropped comes nevertheless."""
+    train(training, range(3))
+    training.optimizer = None
+    gc.collect()
+    assert all(type(parameter) is nn.Parameter for parameter in training.model.parameters())
 
-    compare_late(dropped, NET)
+
+def _passes_set_late(training):
+    """Gradients that have left are waited for: the next pass adds to them in their memory."""
+    train(training, range(3))
+    training.zero_grad()
+    training.backward(3)
+    if not isinstance(training, Alone):
+        assert in_flight.held
+        training.optimizer.set_backward_passes_per_step(2)
+        assert not in_flight.held
+    for batch in (4, 5):
+        training.backward(batch)
+    training.step()
+
+
+def _wait_interrupted(training):
+    """A wait that is interrupted loses nothing: the next use waits again."""
+    wait = part_module.wait
+
+    def interrupt(handle, tensors):
+        part_module.wait = wait
+        raise KeyboardInterrupt
+
+    train(training, range(3))
+    if not isinstance(training, Alone):
+        part_module.wait = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            loss(training.model, hvd.rank(), 3)
+    train(training, range(3, 5))
+
+
+_SITUATIONS = [
+    *(partial(_made_anew, steps) for steps in (0, 1, 3)),
+    *(_dropped, _passes_set_late, _wait_interrupted),
+]
+
+
+@on_ranks(2, each={"situation": _SITUATIONS, "compares": [compare, compare_late]})
+def test_what_one_process_learns(situation, compares):
+    compares(situation, NET, **DECOUPLED)
 
 
 @on_ranks(2)
@@ -110,27 +143,7 @@ def test_gradients_that_have_left_stay_in_memory_until_another_ranks_have_come()
     hvd.barrier()
 
 
-@on_ranks(2)
-def test_passes_that_are_set_after_gradients_have_left():
-    """They are waited for: the next backward pass adds to them in their memory."""
-
-    def set_late(training):
-        train(training, range(3))
-        training.zero_grad()
-        training.backward(3)
-        if not isinstance(training, Alone):
-            assert in_flight.held
-            training.optimizer.set_backward_passes_per_step(2)
-            assert not in_flight.held
-        for batch in (4, 5):
-            training.backward(batch)
-        training.step()
-
-    compare(set_late, NET, **DECOUPLED)
-
-
-@pytest.mark.parametrize("where", ["hide", "gather"])
-@on_ranks(2)
+@on_ranks(2, each={"where": ["hide", "gather"]})
 def test_a_step_that_is_interrupted(where):
     """While `step` hides parameters; uses raise until there are new values."""
     training = train(start(), range(3))
@@ -165,26 +178,6 @@ def test_a_step_that_is_interrupted(where):
         assert torch.equal(value, saved[name])
     train(training, range(4, 6))
     check_same_everywhere(model)
-
-
-@on_ranks(2)
-def test_a_wait_that_is_interrupted_loses_nothing():
-    """The next use waits again."""
-    wait = part_module.wait
-
-    def interrupt(handle, tensors):
-        part_module.wait = wait
-        raise KeyboardInterrupt
-
-    def interrupted(training):
-        train(training, range(3))
-        if not isinstance(training, Alone):
-            part_module.wait = interrupt
-            with pytest.raises(KeyboardInterrupt):
-                loss(training.model, hvd.rank(), 3)
-        train(training, range(3, 5))
-
-    compare(interrupted, NET, **DECOUPLED)
 
 
 @on_ranks(2)

@@ -136,9 +136,8 @@ def test_a_bucket_that_lanes_share_has_the_same_state():
     )
 
 
-@pytest.mark.parametrize("schedule", ["all_reduce", "decoupled"])
-@on_ranks(2)
-def test_an_optimizer_that_has_state_and_a_scheduler_is_wrapped(schedule):
+@on_ranks(2, each={"options": [{}, DECOUPLED]})
+def test_an_optimizer_that_has_state_and_a_scheduler_is_wrapped(options):
     schedulers = []
 
     def used_before(parameters):
@@ -161,7 +160,6 @@ def test_an_optimizer_that_has_state_and_a_scheduler_is_wrapped(schedule):
         assert [entries["step"].item() for entries in state["state"].values()] == [4.0] * 6
         return state["state"]
 
-    options = DECOUPLED if schedule == "decoupled" else {}
     compare(scheduled, Recipe(net, used_before, loss), **options)
 
 

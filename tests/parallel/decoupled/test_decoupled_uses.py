@@ -169,16 +169,17 @@ class _Recurrent(nn.Module):
         return torch.utils.checkpoint.checkpoint(self.last, hidden, use_reentrant=False)
 
 
-@pytest.mark.parametrize(
-    ("kind", "on"),
-    [
-        *((_Encoder, on) for on in (_regularised, _norms_first, _encodes, _forwards, _functional)),
-        (_Encoder, _by_a_function_of_ones_own),
-        *((kind, loss) for kind in (_Attention, _Tied, _Backwards, _Normed, _Recurrent)),
-    ],
-)
-@on_ranks(2)
-def test_losses_and_modules_that_use_parameters_in_their_ways(kind, on):
+_USES = [
+    *((_Encoder, on) for on in (_regularised, _norms_first, _encodes, _forwards, _functional)),
+    (_Encoder, _by_a_function_of_ones_own),
+    *((kind, loss) for kind in (_Attention, _Tied, _Backwards, _Normed, _Recurrent)),
+]
+
+
+@on_ranks(2, each={"use": _USES})
+def test_losses_and_modules_that_use_parameters_in_their_ways(use):
+    kind, on = use
+
     def make():
         torch.manual_seed(0)
         return kind()
@@ -237,36 +238,27 @@ def _is_sent(model):
 _WRITES = [_clamps, _adds, _replaces, _sets_an_element, _copies_from, _loads, _is_sent]
 
 
-@pytest.mark.parametrize("write", _WRITES)
-@on_ranks(2)
-def test_writes_after_steps(write):
-    def written(training):
-        for batch in range(5):
-            train(training, [batch])
-            if write is not _is_sent or isinstance(training, Together):
-                write(training.model)
-        _check_under_way(train(training, [5]))
-
-    compare_late(written, NET)
+def _written(write, training):
+    for batch in range(5):
+        train(training, [batch])
+        if write is not _is_sent or isinstance(training, Together):
+            write(training.model)
+    _check_under_way(train(training, [5]))
 
 
-@on_ranks(2)
-def test_hooks_after_the_step_use_whole_parameters():
-    def hooked(training):
-        average = copy.deepcopy(training.model)
+def _hooked_after_the_step(training):
+    average = copy.deepcopy(training.model)
 
-        def stepped(*_):
-            with torch.no_grad():
-                for parameter in training.model.parameters():
-                    parameter.mul_(1 / max(1.0, float(parameter.norm())))
-                lists = [*average.parameters()], [*training.model.parameters()]
-                torch._foreach_lerp_(*lists, 0.25)
+    def stepped(*_):
+        with torch.no_grad():
+            for parameter in training.model.parameters():
+                parameter.mul_(1 / max(1.0, float(parameter.norm())))
+            lists = [*average.parameters()], [*training.model.parameters()]
+            torch._foreach_lerp_(*lists, 0.25)
 
-        training.optimizer.register_step_post_hook(stepped)
-        train(training, range(5))
-        return copied(average.parameters())
-
-    compare_late(hooked, NET)
+    training.optimizer.register_step_post_hook(stepped)
+    train(training, range(5))
+    return copied(average.parameters())
 
 
 _COPIES = {
@@ -285,53 +277,60 @@ _COPIES = {
 }
 
 
-@pytest.mark.parametrize("how", _COPIES)
-@on_ranks(2)
-def test_copies_after_steps(how):
-    def after_steps(training):
-        train(training, range(2))
-        found = _COPIES[how](training.model)
-        if isinstance(found, nn.Module):
-            assert type(found[0].weight) is nn.Parameter
-            own = {parameter.data_ptr() for parameter in training.model.parameters()}
-            assert not own & {parameter.data_ptr() for parameter in found.parameters()}
-            found = copied(found.parameters())
-        return found
-
-    compare_late(after_steps, NET)
+def _copied(how, training):
+    train(training, range(2))
+    found = _COPIES[how](training.model)
+    if isinstance(found, nn.Module):
+        assert type(found[0].weight) is nn.Parameter
+        own = {parameter.data_ptr() for parameter in training.model.parameters()}
+        assert not own & {parameter.data_ptr() for parameter in found.parameters()}
+        found = copied(found.parameters())
+    return found
 
 
-@on_ranks(2)
-def test_backward_passes_of_a_step_before():
+def _backward_too_late(training):
     """Values of before the step are no use for gradients: torch says so, as after any step."""
-
-    def too_late(training):
-        train(training, range(3))
-        value = loss(training.model, 0, 0)
-        train(training, [3])
-        with pytest.raises(RuntimeError, match=r"modified by an inplace operation"):
-            value.backward()
-
-    compare_late(too_late, NET)
+    train(training, range(3))
+    value = loss(training.model, 0, 0)
+    train(training, [3])
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation"):
+        value.backward()
 
 
-@on_ranks(2)
-def test_views_that_are_kept():
+def _viewed(training):
     """Who keeps a view has current values after each step, as of an optimizer without ranks."""
+    model, seen = training.model, []
+    kept = [model[2].weight.data, model[0].bias.detach()[3:]]
+    for batch in range(5):
+        train(training, [batch])
+        seen += copied(kept)
+    if not isinstance(training, Alone):
+        assert 0 < len(training.optimizer.awaited) < len(list(model.parameters()))
+    del kept
+    _check_under_way(train(training, [5]))
+    return seen
 
-    def viewed(training):
-        model, seen = training.model, []
-        kept = [model[2].weight.data, model[0].bias.detach()[3:]]
-        for batch in range(5):
+
+def _read_by_threads(training):
+    """Several threads use a parameter first; all of them wait."""
+    found = []
+    with ThreadPoolExecutor(4) as pool:
+        for batch in range(4):
             train(training, [batch])
-            seen += copied(kept)
-        if not isinstance(training, Alone):
-            assert 0 < len(training.optimizer.awaited) < len(list(model.parameters()))
-        del kept
-        _check_under_way(train(training, [5]))
-        return seen
+            found += copied(pool.map(training.model, [rows(9, 9)] * 8))
+    return found
 
-    compare_late(viewed, NET)
+
+_SITUATIONS = [
+    *(partial(_written, write) for write in _WRITES),
+    *(partial(_copied, how) for how in _COPIES),
+    *(_hooked_after_the_step, _backward_too_late, _viewed, _read_by_threads),
+]
+
+
+@on_ranks(2, each={"situation": _SITUATIONS})
+def test_after_steps(situation):
+    compare_late(situation, NET)
 
 
 def _plain(rows, weight):
@@ -388,21 +387,6 @@ def test_a_use_that_nobody_sees_in_a_later_step_is_an_error():
         value.backward()
     optimizer.flush()
     assert not scripted(rows(0, 3), model.weight).isnan().any()
-
-
-@on_ranks(2)
-def test_threads_wait_alike():
-    """Several threads use a parameter first; all of them wait."""
-
-    def read_by_threads(pool, training):
-        found = []
-        for batch in range(4):
-            train(training, [batch])
-            found += copied(pool.map(training.model, [rows(9, 9)] * 8))
-        return found
-
-    with ThreadPoolExecutor(4) as pool:
-        compare_late(partial(read_by_threads, pool), NET)
 
 
 @on_ranks(2)
