@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 import aiacc.tensorflow as hvd
-from tests.support.learning.keras_training import RANKS, in_tensorflow
+from tests.support.jobs import on_ranks
+from tests.support.learning.keras_training import ENV, RANKS, in_tensorflow
 
 v1 = tf.compat.v1
 
@@ -40,8 +41,7 @@ def test_optimizer_and_hook():
     np.testing.assert_allclose(found[2], -0.05 * 2.5, rtol=1e-6)  # divided by the ranks
 
 
-@pytest.mark.parametrize("average", [False, True])
-@in_tensorflow
+@on_ranks(RANKS, env=ENV, each={"average": [False, True]})
 def test_several_passes_for_a_step(average):
     rank = hvd.rank()
     with tf.Graph().as_default():
