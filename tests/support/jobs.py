@@ -5,8 +5,8 @@
         assert hvd.allreduce(torch.tensor(1), op=hvd.Sum) == hvd.size()
 
 The body runs between `init` and `shutdown`, on one thread of torch, with the values of
-`pytest.mark.parametrize` and of fixtures, which have to be picklable. Parts of a test are cheaper in
-one job, with ``each``. Other tests may give ``test_a_sum_is_that_of_all_ranks.body``, and a
+`pytest.mark.parametrize` and of fixtures, which have to be picklable; parts of a test share a job
+by ``each``, which costs less. Other tests may give ``test_a_sum_is_that_of_all_ranks.body``, and a
 dictionary of such values, to `run_ranks`. What returns something to that is a function `in_job`.
 """
 
@@ -145,5 +145,5 @@ class _Body:
             try:
                 test.__wrapped__(**arguments, **chosen)
             except BaseException as error:
-                error.add_note(f"with {chosen}")
+                error.add_note(f"in {self._name}, with {chosen}")
                 raise

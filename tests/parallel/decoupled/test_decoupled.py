@@ -4,7 +4,6 @@ What holds for every schedule is in tests/parallel/torch/test_optimizer_situatio
 """
 
 import warnings
-from functools import partial
 
 import pytest
 import torch
@@ -25,15 +24,10 @@ from tests.parallel.decoupled.decoupled_training import (
     start,
     wrap,
 )
-from tests.parallel.torch.test_optimizer_situations import KINDS, Net, scheduled, two_groups
+from tests.parallel.torch.test_optimizer_situations import KINDS, Net
 from tests.parallel.torch.test_optimizer_situations import loss as loss_of_net
 from tests.support.jobs import on_ranks
 from tests.support.learning.training import Alone, Recipe, Together, train
-
-
-@on_ranks(2, each={"kind": KINDS})
-def test_nobody_uses_parameters_that_have_not_come(kind):
-    compare_late(scheduled, Recipe(net, partial(two_groups, KINDS[kind]), loss))
 
 
 @on_ranks(2)

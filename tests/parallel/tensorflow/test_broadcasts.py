@@ -9,8 +9,6 @@ import aiacc.tensorflow as hvd
 from aiacc.collectives.dtypes import DTYPE_CODES
 from tests.support.learning.keras_training import in_tensorflow
 
-v1 = tf.compat.v1
-
 
 def _value(dtype, rank):
     """A matrix that another rank has other elements of."""
@@ -49,17 +47,6 @@ def test_variables_of_every_dtype():
     assert odd[0].numpy() == 1.0
     assert odd[2].numpy().tolist() == [1] * 1000
     assert hvd.broadcast_variables([], 0) == []
-    with tf.Graph().as_default(), v1.Session() as session:
-        variables = [
-            v1.get_variable(dtype, initializer=_value(dtype, rank), use_resource=resource)
-            for dtype, resource in (("bfloat16", True), ("int64", False))
-        ]
-        assign = hvd.broadcast_global_variables(1)
-        session.run(v1.global_variables_initializer())
-        session.run(assign)
-        values = session.run(variables)
-    expected = ((np.arange(6) + 1) % 2).tolist()
-    assert [value.astype(int).ravel().tolist() for value in values] == [expected] * 2
 
 
 @in_tensorflow

@@ -2,17 +2,12 @@
 
 from pathlib import Path
 
-import pytest
 import tensorflow as tf
 
 import aiacc.tensorflow as hvd
 from aiacc.tensorflow import op_library
+from tests.parallel.tensorflow import test_ops
 from tests.support.ranks import run_ranks
-
-
-@pytest.fixture(scope="module")
-def caches(tmp_path_factory):
-    return tmp_path_factory.mktemp("caches")
 
 
 def _loaded(name):
@@ -22,56 +17,17 @@ def _loaded(name):
     return [file for file in files if file.name.startswith(name)]
 
 
-def _loads_them():
+def _collectives():
     hvd.init()
-    assert hvd.allreduce(tf.constant([1.0, 2.0]), op=hvd.Sum).numpy()[1] == 2.0 * hvd.size()
+    for test in (test_ops.test_every_operation_and_dtype_at_once, test_ops.test_in_a_function):
+        test.body.run({})
+    variables = [tf.Variable([float(hvd.rank())] * i) for i in range(3)]
+    hvd.broadcast_variables(variables, 1)
+    assert [variable.numpy().tolist() for variable in variables] == [[], [1.0], [1.0, 1.0]]
     assert len(_loaded("ops-tensorflow-")) == 1
     assert len(_loaded("libaiacc_core")) == 1
     assert _loaded("libaiacc_tensorflow") == []
-
-
-def _collectives():
-    _loads_them()
-    rank = hvd.rank()
-
-    @tf.function
-    def step(x):
-        total = tf.constant(0.0)
-        for _ in tf.range(3):
-            total += hvd.allreduce(tf.reduce_sum(x), op=hvd.Sum)
-        many = [hvd.allreduce(x * i, op=hvd.Sum, name=f"n{i}") for i in range(100)]
-        return total, tf.stack(many)
-
-    total, many = step(tf.constant([1.0, rank]))
-    assert total.numpy() == 9.0
-    assert many.numpy().tolist() == [[2.0 * i, 1.0 * i] for i in range(100)]
-    assert hvd.allgather(tf.fill([rank + 1], rank)).numpy().tolist() == [0, 1, 1]
-    received, rows = hvd.alltoall(tf.constant([rank] * 3), splits=[1, 2])
-    assert received.numpy().tolist() == ([0, 1] if rank == 0 else [0, 0, 1, 1])
-    assert rows.numpy().tolist() == [rank + 1] * 2
-    part = hvd.reducescatter(tf.constant([1, 2, 3], tf.bfloat16), op=hvd.Sum)
-    assert tf.cast(part, tf.int32).numpy().tolist() == ([2, 4] if rank == 0 else [6])
-    assert hvd.broadcast(rank, 1).numpy() == 1
-    variables = [tf.Variable([float(rank)] * i) for i in range(3)]
-    hvd.broadcast_variables(variables, 1)
-    assert [variable.numpy().tolist() for variable in variables] == [[], [1.0], [1.0, 1.0]]
-    with pytest.raises(tf.errors.FailedPreconditionError, match=r"\[2\].*\[3\]"):
-        hvd.allreduce(tf.ones([2 + rank]), name="shapes")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="without dimensions"):
-        hvd.allgather(1.0)
-    assert hvd.join().numpy() in (0, 1)
-    hvd.shutdown()
-
-
-def test_ranks_compile_once_and_run_what_they_compiled(caches, capfd):
-    environment = {"XDG_CACHE_HOME": str(caches), "AIACC_TENSORFLOW_OPS": "build"}
-    # Not by "explicit": the ops are chosen when aiacc.tensorflow is imported.
-    for size, job, expected in ((2, _collectives, 1), (1, _loads_them, 0)):
-        run_ranks(size, job, env=environment, launcher="aiaccrun")
-        assert capfd.readouterr().err.count("compiling the ops for TensorFlow") == expected
-    folder = caches / "aiacc"
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert sorted(path.suffix for path in folder.iterdir()) == [".lock", ".so"]
+    test_ops.test_errors.body.run({})
 
 
 def _refused():
@@ -87,5 +43,13 @@ def _refused():
     hvd.shutdown()
 
 
-def test_what_is_refused_is_replaced(caches):
-    run_ranks(2, _refused, env={"XDG_CACHE_HOME": str(caches)})
+def test_ranks_compile_once_and_run_what_they_compiled(tmp_path, capfd):
+    cached = {"XDG_CACHE_HOME": str(tmp_path)}
+    # Not by "explicit": the ops are chosen when aiacc.tensorflow is imported.
+    first = {"launcher": "aiaccrun", "env": {**cached, "AIACC_TENSORFLOW_OPS": "build"}}
+    for job, options, expected in ((_collectives, first, 1), (_refused, {"env": cached}, 0)):
+        run_ranks(2, job, **options)
+        assert capfd.readouterr().err.count("compiling the ops for TensorFlow") == expected
+    folder = tmp_path / "aiacc"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert sorted(path.suffix for path in folder.iterdir()) == [".lock", ".so"]

@@ -40,21 +40,18 @@ def _trained(train, parse, epochs, global_batch):
     return [value.numpy() for value in getattr(trained, "model", trained).weights], accuracy
 
 
-def test_digits_on_two_ranks_as_on_one():
-    job = _trained, keras_digits.train, keras_digits.parse, 2, 64
-    (two, _), (other, _), (one, _) = run_ranks(2, *job, env=ENV) + run_ranks(1, *job, env=ENV)
-    for a, b, c in zip(two, other, one, strict=True):
-        np.testing.assert_array_equal(a, b)
-        np.testing.assert_allclose(a, c, rtol=1e-3, atol=1e-4)
-
-
-def test_a_custom_loop_on_two_ranks_as_on_one():
-    job = _trained, tf_custom_loop.train, tf_custom_loop.parse, 1, 256
+@pytest.mark.parametrize(
+    ("example", "epochs", "batch"), [(keras_digits, 2, 64), (tf_custom_loop, 1, 256)]
+)
+def test_two_ranks_learn_what_one_does(example, epochs, batch):
+    job = _trained, example.train, example.parse, epochs, batch
     (two, accuracy), (other, same) = run_ranks(2, *job, env=ENV)
     ((one, _),) = run_ranks(1, *job, env=ENV)
     assert accuracy == same
     for a, b, c in zip(two, other, one, strict=True):
         np.testing.assert_array_equal(a, b)
-        # Adam enlarges the rounding of gradients near zero: 0.002 was seen, and more than 0.03 of
-        # most variables where every rank normalises its own batch.
-        assert np.linalg.norm(a - c) < 0.01 * np.linalg.norm(c)
+        if example is keras_digits:
+            np.testing.assert_allclose(a, c, rtol=1e-3, atol=1e-4)
+        else:  # Adam enlarges the rounding of gradients near zero: 0.002 was seen, and more than
+            # 0.03 of most variables where every rank normalises its own batch.
+            assert np.linalg.norm(a - c) < 0.01 * np.linalg.norm(c)

@@ -87,7 +87,10 @@ def test_several_passes_for_a_step(average):
 @in_tensorflow
 def test_broadcasts():
     with tf.Graph().as_default():
-        variables = [v1.get_variable(f"v{i}", initializer=float(hvd.rank())) for i in range(3)]
+        variables = [
+            v1.get_variable(f"v{i}", initializer=tf.cast(hvd.rank(), kind), use_resource=i != 2)
+            for i, kind in enumerate(("float32", "bfloat16", "int64"))
+        ]
         everything = hvd.broadcast_global_variables(1)
         first = hvd.broadcast_variables(variables[:1], root_rank=0)
         values = hvd.broadcast_(variables[1:], root_rank=0)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import aiacc.tensorflow as hvd
 import aiacc.tensorflow.keras as hvd_keras
+from aiacc.keras.lars import LARS
 from tests.support.learning.keras_training import (
     DENSE,
     FAMILIES,
@@ -237,6 +238,42 @@ def test_xla_compiles_the_update_but_not_the_reduction():
     check_equal(model.get_weights(), before)
 
 
+def _from_config(optimizer):
+    return type(optimizer).from_config(optimizer.get_config())
+
+
+@in_each_keras
+def test_copies_and_optimizers_from_a_configuration_reduce_gradients():
+    def applied(optimizer, gradient, variable):
+        variable.assign([0.0])
+        step_of(optimizer, [variable])(tf.constant([gradient]))
+        return variable.numpy().tolist()
+
+    mine, make_variable = hvd.rank() + 1.0, (tf if OF_KERAS_2 else keras).Variable
+    for of in FAMILIES:
+        for scale, plain in ((1.0, of.SGD(0.5)), (8.0, LSO(of.SGD(0.5), initial_scale=8.0))):
+            gradient = mine if OF_KERAS_2 else mine * scale
+            variable, local = make_variable([0.0]), make_variable([0.0])
+            wrapped = hvd.DistributedOptimizer(plain, op=hvd.Sum)
+            wrapped.register_local_var(local)
+            again = _from_config(wrapped)
+            for optimizer in (again, _from_config(again)):
+                assert applied(optimizer, gradient, variable) == [-1.5]
+            assert applied(_from_config(wrapped), gradient, local) == [-mine / 4]
+        if OF_KERAS_2 and of is keras.optimizers:  # they cannot be copied
+            continue
+        variable = make_variable([0.0])
+        wrapped = hvd.DistributedOptimizer(of.SGD(0.5, momentum=0.5), op=hvd.Sum)
+        assert applied(wrapped, mine, variable) == [-1.5]
+        copied = copy.deepcopy(wrapped)
+        if OF_KERAS_2:
+            assert applied(copied, mine, make_variable([0.0])) == [-1.5]
+        else:
+            assert applied(copied, mine, variable) == [-2.25]  # it has the momentum, too
+        assert int(copied.iterations.numpy()) == 2
+        assert int(wrapped.iterations.numpy()) == 1
+
+
 #: A plain optimizer, one that is distributed, and how the file of a model ends.
 SAVED = [
     (lambda: keras.optimizers.Adam(0.05, clipnorm=0.1), hvd.DistributedOptimizer, ".keras"),
@@ -276,6 +313,21 @@ def test_a_saved_model_has_the_plain_optimizer_and_may_be_wrapped_again(tmp_path
         for each in (again, model):
             fit(each)
         check_learned(again, model.get_weights(), rtol=0, atol=0)
+
+
+@in_tensorflow
+def test_lars(tmp_path):
+    def make():
+        return LARS(20.0, weight_decay=0.01, nesterov=True, exclude=("*embed*",))
+
+    model = fitted(WORDS, hvd.DistributedOptimizer(make()))
+    check_learned(model, alone(WORDS, make()), rtol=1e-4, atol=1e-5)
+    path = f"{tmp_path}/{hvd.rank()}.keras"
+    model.save(path)
+    loaded = hvd_keras.load_model(path, custom_optimizers=[LARS]).optimizer
+    assert isinstance(loaded, LARS)
+    assert {**loaded.get_config(), "name": ""} == {**model.optimizer.get_config(), "name": ""}
+    check_equal(loaded.variables, model.optimizer.variables)
 
 
 @pytest.mark.fast

@@ -27,7 +27,6 @@ from tests.parallel.torch import (
     test_adasum,
     test_ops,
     test_optimizer,
-    test_optimizer_classes,
     test_process_group,
     test_sync_batch_norm,
 )
@@ -82,44 +81,62 @@ def test_codes_of_make_gpu_check(size, body):
 _TCP = {"AIACC_ENGINE": "tcp"}
 # Without powersgd, which is for gradients in host memory.
 _EVENTS = [p for p in test_events.POLICIES if p.codec.name != "powersgd"]
-_CONSERVED = [{"kind": kind} for kind in test_error_feedback.POLICIES if kind != "powersgd"]
-
-
-@pytest.mark.parametrize(
-    ("of", "arguments"),
-    [
+_CONSERVED = [kind for kind in test_error_feedback.POLICIES if kind != "powersgd"]
+#: Tests of the CPU by their engine, with values of what they ask for.
+AS_ON_THE_CPU = {
+    "tcp": [
         (test_operations.test_every_operation_is_as_close_as_theory_says, {}),
         (test_operations.test_compressors_are_codecs_and_chance_is_the_same_on_all_ranks, {}),
         (test_operations.test_what_is_not_finite_on_one_rank_is_so_on_all, {}),
         (test_operations.test_what_is_not_for_codecs_is_refused_by_name, {}),
         (test_error_feedback.test_sparse_gradients_are_gathered_beside_coded_ones, {}),
         *(
-            (test_error_feedback.test_sums_and_what_is_kept_are_all_there_was, k)
-            for k in _CONSERVED
+            (test_error_feedback.test_sums_and_what_is_kept_are_all_there_was, {"kind": kind})
+            for kind in _CONSERVED
         ),
     ],
-)
-def test_codes_as_on_the_cpu(of, arguments):
-    fake_gpu.run_ranks(2, of.body, arguments, env=_TCP)
+    "auto": [
+        (test_sync_batch_norm.test_equal_to_one_process_with_the_whole_batch, {}),
+        (test_ops.test_objects, {}),
+        (test_ops.test_sparse_tensors, {}),
+        (situations.test_every_situation_with, {"schedule": "all_reduce"}),
+        (
+            test_optimizer.test_compressed_gradients_are_exact_but_for_roundings,
+            {"options": {}, "name": "bf16"},
+        ),
+        (test_optimizer.test_sparse_gradients, {"uses": "not by rank 0 at first"}),
+        (of_buckets.test_gradients_stay_unless_most_are_dropped, {}),
+        (of_buckets.test_a_rank_that_joined_learns_what_became_of_views, {}),
+        (of_buckets.test_ranks_whose_memory_formats_differ_are_told, {}),
+        (of_buckets.test_groups_in_the_order_of_the_first_rank, {}),
+        (test_optimizer.test_every_optimizer_of_torch, {}),
+        (test_optimizer.test_parameters_that_one_rank_has_frozen, {}),
+        (test_adasum.test_operations, {}),
+    ],
+}
+
+
+@in_job
+def _in_turn(tests):
+    for body, arguments in tests:
+        body.run(arguments)
+
+
+@pytest.mark.parametrize("engine", AS_ON_THE_CPU)
+def test_as_on_the_cpu(engine):
+    tests = [(test.body, arguments) for test, arguments in AS_ON_THE_CPU[engine]]
+    fake_gpu.run_ranks(2, _in_turn, tests, env={"AIACC_ENGINE": engine})
 
 
 def test_references_as_on_the_cpu():
     fake_gpu.run_ranks(2, test_error_feedback.references, env=_TCP)
 
 
-@pytest.mark.parametrize("event", ["overflow", "reloaded"])
-def test_events_leave_no_trace_on_a_gpu(event, port):
-    events, _, *rest = test_events.NO_TRACE[event]
-    args = test_events.no_trace, events, _EVENTS, *rest
-    fake_gpu.run_ranks(2, in_ddp, port, *args, env=_TCP)
-
-
-def test_ranks_agree_after_a_join_on_a_gpu(port):
-    args = test_events.dense_step, *test_events.DENSE["joined"]
-    fake_gpu.run_ranks(2, in_ddp, port, *args, env=_TCP)
-
-
-def _coded_hooks():
+def _coded_hooks_and_events():
+    for event in ("overflow", "reloaded"):
+        events, _, *rest = test_events.NO_TRACE[event]
+        test_events.no_trace(events, _EVENTS, *rest)
+    test_events.dense_step(*test_events.DENSE["joined"])
     test_error_feedback.like_references(["hook"])
     test_error_feedback.conserved_by_a_hook(test_error_feedback.POLICIES["topk"])
     test_events.unused(test_events.POLICIES[0])
@@ -127,8 +144,8 @@ def _coded_hooks():
     test_error_feedback.test_parameters_trained_later_are_watched_while_a_hook_is_there.__wrapped__()
 
 
-def test_coded_hooks(port):
-    fake_gpu.run_ranks(2, in_ddp, port, _coded_hooks, env=_TCP)
+def test_coded_hooks_and_events_as_on_the_cpu(port):
+    fake_gpu.run_ranks(2, in_ddp, port, _coded_hooks_and_events, env=_TCP)
 
 
 @in_job
@@ -163,19 +180,27 @@ def test_compression_where_the_engine_queues(size):
         assert set(wires) == {1, 2, 3, 4}
 
 
-@pytest.mark.parametrize("name", ["bf16", "fp8_e5m2"])
+def _learned(options, names):
+    """What an optimizer learns exactly, and with gradients in the formats of these names."""
+    found = [bodies.trained(4, options)]
+    wires = fake_gpu.pretend_wire_formats()
+    for name in names:
+        compression = getattr(hvd.Compression, name)
+        found.append(bodies.trained(4, {**options, "compression": compression}))
+        assert set(wires) == {choose(compression, [torch.float32], hvd.Average)}, name
+        wires.clear()
+    return found
+
+
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"groups": 3}])
-def test_gradients_travel_narrow_in_every_optimizer(options, name):
-    compression = getattr(hvd.Compression, name)
-    ours = {**options, "compression": compression}
-    (first, wires), (second, _) = fake_gpu.run_ranks(2, _narrowed, bodies.trained, 4, ours)
-    assert first == second
-    assert set(wires) == {choose(compression, [torch.float32], hvd.Average)}
-    exact, other = fake_gpu.run_ranks(2, bodies.trained, 4, options)
-    assert exact == other
-    apart = torch.tensor(first) - torch.tensor(exact)
-    # Gradients are smaller than 1, and so is the sum of what the steps make of them.
-    assert 0 < apart.abs().max() < bodies.FORMATS[name].eps
+def test_gradients_travel_narrow_in_every_optimizer(options):
+    names = "bf16", "fp8_e5m2"
+    found, other = fake_gpu.run_ranks(2, _learned, options, names)
+    assert found == other
+    exact, *narrowed = map(torch.tensor, found)
+    for name, narrow in zip(names, narrowed, strict=True):
+        # Gradients are smaller than 1, and so is the sum of what the steps make of them.
+        assert 0 < (narrow - exact).abs().max() < bodies.FORMATS[name].eps
 
 
 def test_a_lost_rank_is_an_error_that_names_it():
@@ -218,32 +243,6 @@ def test_large_sums_need_no_buffer(size):
     assert all(pinned == 0 < shared for pinned, shared in fake_gpu.run_ranks(size, _large_sums))
     over_sockets = fake_gpu.run_ranks(size, _large_sums, env={"AIACC_ENGINE": "tcp"})
     assert all(shared == 0 < pinned for pinned, shared in over_sockets)
-
-
-@pytest.mark.parametrize(
-    ("test", "arguments"),
-    [
-        (test_sync_batch_norm.test_equal_to_one_process_with_the_whole_batch, {}),
-        (test_ops.test_objects, {}),
-        (test_ops.test_sparse_tensors, {}),
-        (situations.test_every_situation_with, {"schedule": "all_reduce"}),
-        (
-            test_optimizer.test_compressed_gradients_are_exact_but_for_roundings,
-            {"options": {}, "name": "bf16"},
-        ),
-        (test_optimizer.test_sparse_gradients, {"uses": "not by rank 0 at first"}),
-        (of_buckets.test_gradients_stay_unless_most_are_dropped, {"bucket_bytes": 64}),
-        (of_buckets.test_gradients_stay_unless_most_are_dropped, {"bucket_bytes": 1 << 20}),
-        (of_buckets.test_a_rank_that_joined_learns_what_became_of_views, {}),
-        (of_buckets.test_ranks_whose_memory_formats_differ_are_told, {}),
-        (of_buckets.test_groups_in_the_order_of_the_first_rank, {}),
-        (test_optimizer_classes.test_every_optimizer_of_torch, {}),
-        (test_optimizer_classes.test_changing_parameters, {}),
-        (test_adasum.test_operations, {}),
-    ],
-)
-def test_two_ranks_as_on_the_cpu(test, arguments):
-    fake_gpu.run_ranks(2, test.body, arguments)
 
 
 def _process_group(arguments):

@@ -1,6 +1,5 @@
 """Parameters and gradients that are given other memory, as Module.to does, and .data = does."""
 
-import os
 from functools import partial
 
 import pytest
@@ -17,7 +16,6 @@ SCHEDULES = {
     "groups": {"num_groups": 1},
     "decoupled": {"schedule": "decoupled", "bucket_bytes": 1000},
 }
-every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 
 
 def _net(memory_format=torch.contiguous_format):
@@ -93,31 +91,28 @@ def _changed(change, when, set_to_none, training):
             change(training.model)
 
 
-@every_schedule
-@pytest.mark.parametrize(
-    ("when", "changes"),
-    [
-        ("step", [_channels_last, _contiguous, _scale_parameters, _transpose_parameters]),
-        ("passes", [_channels_last, _contiguous, _scale_gradients, _transpose_gradients]),
-        ("synchronize", [_scale_parameters, _transpose_parameters]),
-    ],
-)
-@on_ranks(2)
-def test_training_is_plain_with_other_memory_after(when, changes, schedule):
+#: After what there is other memory.
+CHANGES = {
+    "step": [_channels_last, _contiguous, _scale_parameters, _transpose_parameters],
+    "passes": [_channels_last, _contiguous, _scale_gradients, _transpose_gradients],
+    "synchronize": [_scale_parameters, _transpose_parameters],
+}
+
+
+@on_ranks(2, each={"when": CHANGES, "schedule": SCHEDULES, "set_to_none": [True, False]})
+def test_training_is_plain_with_other_memory(when, schedule, set_to_none):
     options = {"backward_passes_per_step": 2, **SCHEDULES[schedule]}
+    changes = [*CHANGES[when]]
     if when == "synchronize" and schedule != "decoupled":  # there gradients are on their way
-        changes = [*changes, _channels_last, _scale_gradients]
+        changes += [_channels_last, _scale_gradients]
     for change in changes:
         before = torch.channels_last if change is _contiguous else torch.contiguous_format
-        for set_to_none in (True, False):
-            situation = partial(_changed, change, when, set_to_none)
-            recipe = ADAM._replace(make_model=partial(_net, before))
-            compare(situation, recipe, exactly=False, **options)
+        situation = partial(_changed, change, when, set_to_none)
+        recipe = ADAM._replace(make_model=partial(_net, before))
+        compare(situation, recipe, exactly=False, **options)
 
 
-@every_schedule
-@pytest.mark.parametrize("change", [_other_format, _scale_gradients])
-@on_ranks(2)
+@on_ranks(2, each={"schedule": SCHEDULES, "change": [_other_format, _scale_gradients]})
 def test_gradients_that_get_other_memory_on_their_way_are_an_error(change, schedule):
     """In the first step and in later ones, on every rank, and no parameter is changed."""
 
@@ -143,9 +138,7 @@ def test_gradients_that_get_other_memory_on_their_way_are_an_error(change, sched
     compare(steps, SGD, exactly=False, **SCHEDULES[schedule])
 
 
-@every_schedule
-@pytest.mark.parametrize("set_to_none", [True, False])
-@on_ranks(2)
+@on_ranks(2, each={"schedule": SCHEDULES, "set_to_none": [True, False]})
 def test_a_model_of_another_dtype_is_an_error(set_to_none, schedule):
     def start():
         training = train(together(SGD, **SCHEDULES[schedule]), [0])
@@ -178,17 +171,15 @@ class _Assigns(torch.optim.SGD):
                     parameter.data = parameter.data - group["lr"] * parameter.grad
 
 
-@every_schedule
-@on_ranks(2)
+@on_ranks(2, each={"schedule": SCHEDULES})
 def test_an_optimizer_that_gives_its_parameters_other_memory(schedule):
     recipe = SGD._replace(make_optimizer=partial(_Assigns, lr=0.5))
     training = compare(partial(train, batches=range(4)), recipe, **SCHEDULES[schedule])
     assert not torch.equal(training.model[0].weight, _net()[0].weight)
 
 
-@every_schedule
-@on_ranks(2)
-def test_a_new_job_of_a_model_in_another_format(port, schedule):
+@on_ranks(2, each={"schedule": SCHEDULES})
+def test_a_new_job_of_a_model_in_another_format(schedule):
     """Formats of another job are those of its model, for the state as well."""
 
     def two_jobs(training):
@@ -198,7 +189,6 @@ def test_a_new_job_of_a_model_in_another_format(port, schedule):
             _channels_last(training.model)
             hvd.barrier()
             hvd.shutdown()
-            os.environ["AIACC_ADDR"] = f"127.0.0.1:{port}"
             hvd.init()
         train(training, range(3, 6))
 

@@ -1,11 +1,12 @@
-"""DistributedOptimizer: sparse gradients, low precision, errors, new jobs.
+"""DistributedOptimizer: every class and its copies, sparse gradients, low precision, errors, sets.
 
 That training is the same in every situation is in test_optimizer_situations.py.
 """
 
+import copy
+import inspect
 import os
 from functools import partial
-from itertools import product
 
 import pytest
 import torch
@@ -13,14 +14,14 @@ from torch import nn
 
 import aiacc
 import aiacc.torch as hvd
-from tests.parallel.torch.test_optimizer_situations import Net, images, loss, momentum
+from tests.parallel.torch.test_optimizer_situations import Net, loss, momentum
 from tests.support.jobs import on_ranks
 from tests.support.learning.training import (
+    DUPLICATES,
     Recipe,
     Together,
     alone,
     check_learned,
-    check_parameters,
     check_same_everywhere,
     compare,
     distributed,
@@ -31,6 +32,146 @@ from tests.support.learning.training import (
 )
 
 NET = Recipe(Net, momentum, loss)
+VIEWS = {"gradient_as_bucket_view": True}
+
+
+# --- every class of torch, and copies
+
+
+CLASSES = sorted(
+    name
+    for name, value in vars(torch.optim).items()
+    if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer) and name != "Optimizer"
+)
+
+
+def _model(name):
+    torch.manual_seed(0)
+    if name == "SparseAdam":
+        return nn.Embedding(9, 3, sparse=True).double()
+    layers = [nn.Linear(3, 4, bias=name != "Muon"), nn.Tanh(), nn.Linear(4, 2, bias=name != "Muon")]
+    return nn.Sequential(*layers).double()
+
+
+def _loss(model, rank, batch):
+    generator = torch.Generator().manual_seed(100 * batch + rank)
+    if isinstance(model, nn.Embedding):
+        entries = torch.randint(9, (3 + rank,), generator=generator)
+        return model(entries).pow(2).sum()
+    inputs = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    return (model(inputs) - 1).pow(2).mean()
+
+
+def _optimizer(name, parameters):
+    if name == "LBFGS":
+        options = {"lr": 0.5, "max_iter": 4, "line_search_fn": "strong_wolfe"}
+        return torch.optim.LBFGS(parameters, **options)
+    return getattr(torch.optim, name)([{"params": [p]} for p in parameters], lr=0.05)
+
+
+def _recipe(name):
+    return Recipe(partial(_model, name), partial(_optimizer, name), _loss)
+
+
+def _steps(name, training):
+    assert type(training.optimizer).__name__ == name
+    for batch in range(4):
+        if name == "LBFGS" or batch % 2:
+            training.step_by_closure(batch)
+        else:
+            train(training, [batch])
+
+
+@on_ranks(2, 3)
+def test_every_optimizer_of_torch():
+    assert len(CLASSES) >= 13
+    for name in CLASSES:
+        # LBFGS decides by losses, whose sums have an order of their own.
+        options = {"exactly": name not in ("LBFGS", "SparseAdam")}
+        model = compare(partial(_steps, name), _recipe(name), **options).model
+        assert not torch.equal(flat(model), flat(_model(name))), name
+        if name != "SparseAdam":
+            compare(partial(_steps, name), _recipe(name), **VIEWS, **options)
+
+
+@on_ranks(2, 3, each={"options": [{}, VIEWS], "duplicate": DUPLICATES.values()})
+def test_copies_reduce_the_gradients_of_their_own_parameters(options, duplicate):
+    def copied(training):
+        train(training, range(2))
+        original = training.model, training.optimizer
+        before = flat(original[0]).clone()
+        if hvd.rank() == 0:
+            copy.deepcopy(original)  # as for an average that one rank has
+        training.model, training.optimizer = duplicate(original)
+        assert type(training.optimizer).__name__ == "Adam"
+        if isinstance(training, Together):
+            names = [list(of._parameter_names.values()) for of in (original[1], training.optimizer)]
+            assert names[0] == names[1]
+        train(training, range(2, 4))
+        assert torch.equal(flat(original[0]), before)
+        return list(training.model.parameters())
+
+    compare(copied, _recipe("Adam"), **options)
+
+
+@on_ranks(2, 3, each={"options": [{}, {**VIEWS, "bucket_bytes": 64}]})
+def test_parameters_that_one_rank_has_frozen(options):
+    training = together(_recipe("Adam"), **options)
+    layer = training.model[0]
+    for step in range(3):
+        layer.requires_grad_(step == 0 or hvd.rank() > 0)
+        before = layer.weight.detach().clone()
+        train(training, [step])
+        assert not torch.equal(layer.weight, before)
+        check_same_everywhere(training.model)
+
+
+class _Counting(torch.optim.Optimizer):
+    """Has state that is no tensor, as optimizers of other packages do."""
+
+    is_elementwise = True
+
+    def __init__(self, parameters, lr=0.1):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                entries = self.state[parameter]
+                entries["step"] = entries.get("step", 0) + 1
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad, alpha=group["lr"] / entries["step"])
+
+
+class _LoadsInPlace(_Counting):
+    """Loads into the dictionaries that there are."""
+
+    def load_state_dict(self, state_dict):
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update({**saved, "params": group["params"]})
+        self.state.clear()
+        self.state.update((parameters[n], dict(of)) for n, of in state_dict["state"].items())
+
+
+@on_ranks(2, each={"kind": [_Counting, _LoadsInPlace, torch.optim.SparseAdam]})
+def test_state_that_is_no_tensor_is_broadcast_and_loaded(kind):
+    def steps(training):
+        train(training, range(2))
+        if isinstance(training, Together):
+            if hvd.rank() == 1 and not hasattr(training.optimizer, "consolidate_state_dict"):
+                for entries in training.optimizer.state.values():
+                    entries["step"] = 9
+            hvd.broadcast_optimizer_state(training.optimizer, 0)
+        training.load(training.state())
+        train(training, [2])
+        return [entries["step"] for entries in training.state()["state"].values()]
+
+    sparse = kind is torch.optim.SparseAdam
+    for options in ({},) if sparse else ({}, {"op": hvd.Adasum}, {"schedule": "decoupled"}):
+        recipe = Recipe(partial(_model, kind.__name__), kind, _loss)
+        compare(steps, recipe, exactly=not sparse, **options)
 
 
 # --- gradients that travel in less precision
@@ -40,9 +181,7 @@ NET = Recipe(Net, momentum, loss)
 _ROUNDING = {"bf16": (2.0**-8, 0.0), "fp16": (2.0**-11, 2.0**-25)}
 
 
-@pytest.mark.parametrize("name", _ROUNDING)
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
-@on_ranks(2, 3)
+@on_ranks(2, 3, each={"options": [{}, VIEWS], "name": _ROUNDING})
 def test_compressed_gradients_are_exact_but_for_roundings(options, name):
     """Each element is that of exact gradients, but for a rounding per rank and one of the sum."""
     training = together(NET, compression=getattr(hvd.Compression, name), **options)
@@ -64,18 +203,11 @@ def test_compressed_gradients_are_exact_but_for_roundings(options, name):
         check_same_everywhere(training.model)
 
 
-@on_ranks(2, 3)
+@on_ranks(2)
 def test_models_of_bfloat16():
-    model = Net().bfloat16()
-    optimizer = distributed(model, momentum(model.parameters()))
-    before = flat(model).clone()
-    for batch in range(3):
-        hidden = model.norm(model.conv(images(hvd.rank(), batch).bfloat16())).mean((2, 3))
-        model.used(hidden).pow(2).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert not torch.equal(flat(model), before)
-    check_same_everywhere(model)
+    of_16_bits = squares(4, 6, dtype=torch.bfloat16)
+    recipe = Recipe(lambda: _net().bfloat16(), OF_SETS.make_optimizer, of_16_bits)
+    compare(partial(train, batches=range(4)), recipe)
 
 
 # --- sparse gradients
@@ -108,27 +240,27 @@ _SPARSE_WAYS = [
     *((make, {"sparse_as_dense": dense}) for make in (_sgd, _sparse_adam) for dense in (0, 1)),
     (_sgd, {"gradient_predivide_factor": 2.0}),
     (_sparse_adam, {"sparse_as_dense": True, "groups": 1}),
-    (_sparse_adam, {"sparse_as_dense": True, "gradient_as_bucket_view": True}),
+    (_sparse_adam, {"sparse_as_dense": True, **VIEWS}),
 ]
 
 
-@pytest.mark.parametrize("uses", _USES)
-@on_ranks(2, 3)
-def test_sparse_gradients(uses):
-    def of_entries(look_up, model, rank, batch):
+@on_ranks(2, 3, each={"uses": _USES, "look_up": _LOOK_UPS, "way": _SPARSE_WAYS})
+def test_sparse_gradients(uses, look_up, way):
+    make_optimizer, options = way
+
+    def of_entries(model, rank, batch):
         entries = torch.tensor([rank, rank, 5, (rank + batch) % 6])
         value = look_up(model, entries).pow(2).sum()
         return value if _USES[uses](rank, batch) else value.detach()
 
     steps = partial(train, batches=range(3))
-    for look_up, (make_optimizer, options) in product(_LOOK_UPS, _SPARSE_WAYS):
-        recipe = Recipe(_embedding, make_optimizer, partial(of_entries, look_up))
-        if uses.startswith("by none") and make_optimizer is _sparse_adam:
-            training = steps(together(recipe, **options))  # one process would give it zeros
-            check_same_everywhere(training.model)
-        else:
-            training = compare(steps, recipe, exactly=False, **options)
-        assert training.model.weight.grad.is_sparse
+    recipe = Recipe(_embedding, make_optimizer, of_entries)
+    if uses.startswith("by none") and make_optimizer is _sparse_adam:
+        training = steps(together(recipe, **options))  # one process would give it zeros
+        check_same_everywhere(training.model)
+    else:
+        training = compare(steps, recipe, exactly=False, **options)
+    assert training.model.weight.grad.is_sparse
 
 
 @on_ranks(2, 3)
@@ -151,17 +283,6 @@ def test_ranks_that_differ_in_the_form_of_a_gradient_are_told():
 
 
 # --- names, errors, jobs
-
-
-@on_ranks(2, 3)
-def test_parameters_have_names_by_position_if_nobody_names_them():
-    model = Net()
-    optimizer = hvd.DistributedOptimizer(momentum(model.parameters()))
-    training = train(Together(model, optimizer, loss), range(4))
-    expected = compare(partial(train, batches=range(4)), NET)
-    check_parameters(training.model, expected.model, rtol=0, atol=0)
-    numbers = range(len(list(model.parameters())))
-    assert list(optimizer._parameter_names.values()) == [f"allreduce.noname.0.{n}" for n in numbers]
 
 
 @on_ranks(2, 3)
@@ -208,26 +329,6 @@ def test_a_gradient_of_another_shape_fails_the_step_on_every_rank():
     torch.testing.assert_close(fine.detach(), torch.full((2,), 0.9))
 
 
-def _shut_down_in_a_step(training):
-    training.backward(0)
-    hvd.shutdown()
-    training.step()
-
-
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
-@on_ranks(2, 3)
-def test_an_optimizer_outlives_shutdowns_between_and_within_steps(options):
-    def outlives(training):
-        train(training, range(2))
-        if isinstance(training, Together):
-            training.refused(_shut_down_in_a_step, "")  # where, depends on how fast the others are
-            hvd.shutdown()
-            hvd.init()
-        train(training, range(2, 4))
-
-    compare(outlives, NET, **options)
-
-
 # --- process sets: as a single process with the data of the members
 
 
@@ -252,8 +353,7 @@ def test_training_in_overlapping_sets():
         assert hvd.remove_process_set(process_set)
 
 
-@pytest.mark.parametrize("options", [{}, {"groups": 2}, {"gradient_as_bucket_view": True}])
-@on_ranks(3, starts=False)
+@on_ranks(3, starts=False, each={"options": [{}, {"groups": 2}, VIEWS]})
 def test_sets_may_change_their_numbers(options):
     """The numbers of the two sets change places with each `init`, and the second is late."""
     torch.set_num_threads(1)

@@ -1,11 +1,13 @@
-"""Gradients as views of persistent buckets, and groups of gradients.
+"""How gradients are reduced: views of persistent buckets, groups, plans from outside, memory.
 
 That training with them is the same is in test_optimizer_situations.py.
 """
 
 import gc
 import tracemalloc
+import weakref
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -14,9 +16,25 @@ from torch.profiler import ProfilerActivity, profile
 
 import aiacc
 import aiacc.torch as hvd
+from aiacc import _core
+from aiacc.compression.codecs import parse
+from aiacc.compression.policy import Policy
+from aiacc.torch.reducer.options import ReductionOptions
+from aiacc.torch.reducer.plan import Planner
+from aiacc.torch.reducer.reducer import GradientReducer
+from aiacc.torch.reducer.storage import flat_buckets, own_memory
 from tests.parallel.torch.test_optimizer_situations import Net, loss, momentum
 from tests.support.jobs import on_ranks
-from tests.support.learning.training import Alone, Recipe, Together, compare, distributed, train
+from tests.support.learning.training import (
+    Alone,
+    Recipe,
+    Together,
+    alone,
+    check_learned,
+    compare,
+    distributed,
+    train,
+)
 
 NET = Recipe(Net, momentum, loss)
 VIEWS = {"gradient_as_bucket_view": True}
@@ -83,8 +101,7 @@ def _given_up(droppers, training):
         assert [g.untyped_storage().nbytes() for g in gradients] == [g.nbytes for g in gradients]
 
 
-@pytest.mark.parametrize("bucket_bytes", [64, 1 << 20])
-@on_ranks(2, 3)
+@on_ranks(2, 3, each={"bucket_bytes": [64, 1 << 20]})
 def test_gradients_stay_unless_most_are_dropped(bucket_bytes):
     options = {"bucket_bytes": bucket_bytes, **VIEWS}
     compare(partial(_stay, bucket_bytes), NET, **options)
@@ -92,9 +109,7 @@ def test_gradients_stay_unless_most_are_dropped(bucket_bytes):
         compare(partial(_given_up, droppers), NET, **options)
 
 
-@pytest.mark.parametrize("views", [False, True])
-@pytest.mark.parametrize("which", [0, 1])
-@on_ranks(2)
+@on_ranks(2, each={"which": [0, 1], "views": [False, True]})
 def test_a_gradient_that_another_hook_drops_on_some_ranks_counts_as_zeros(which, views):
     """The hook was there before ours."""
     torch.manual_seed(0)
@@ -201,6 +216,8 @@ def test_a_bucket_costs_one_round_and_no_memory():
 
 # --- groups
 
+_sgd = partial(torch.optim.SGD, lr=0.1)
+
 
 def _layers():
     torch.manual_seed(0)
@@ -217,8 +234,7 @@ def _of_some_layers(model, rank, batch):
 
 @on_ranks(2, 3)
 def test_groups_in_the_order_of_the_first_rank():
-    alone = Alone(model := _layers(), torch.optim.SGD(model.parameters(), 0.1), _of_some_layers)
-    train(alone, range(4))
+    expected = train(alone(Recipe(_layers, _sgd, _of_some_layers)), range(4)).model
     for choose in (
         lambda model: 1,
         lambda model: 3,
@@ -229,10 +245,9 @@ def test_groups_in_the_order_of_the_first_rank():
         parameters = list(model.parameters())
         if hvd.rank() == 1:  # the first rank's order counts
             parameters.reverse()
-        optimizer = distributed(model, torch.optim.SGD(parameters, 0.1), groups=choose(model))
+        optimizer = distributed(model, _sgd(parameters), groups=choose(model))
         train(Together(model, optimizer, _of_some_layers), range(4))
-        for found, expected in zip(model.parameters(), alone.model.parameters(), strict=True):
-            torch.testing.assert_close(found, expected)
+        check_learned(model, expected, exactly=False)
 
 
 @on_ranks(2)
@@ -244,3 +259,159 @@ def test_parameters_that_were_always_frozen_are_in_no_group():
     common.sum().backward()
     optimizer.step()
     torch.testing.assert_close(common.detach(), torch.full((2,), 0.9))
+
+
+# --- the reducer below
+
+KINDS = [{}, {"groups": 2}, {"gradient_as_bucket_view": True, "bucket_bytes": 256}]
+
+
+def _net():
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+
+
+def _backward(model):
+    """Gradients of this rank that are whole numbers of the rank, so that averages are exact."""
+    for parameter in model.parameters():
+        parameter.grad = None
+    sum(parameter.sum() * (hvd.rank() + 1) for parameter in model.parameters()).backward()
+
+
+def _check(model):
+    for parameter in model.parameters():
+        assert parameter.grad.eq((hvd.size() + 1) / 2).all()
+
+
+@on_ranks(2)
+def test_an_operation_is_prepared_once():
+    prepare = _core.prepare = mock.Mock(wraps=_core.prepare)
+    for options in KINDS:
+        model = _net()
+        optimizer = distributed(model, torch.optim.SGD(model.parameters(), 0.1), **options)
+        by_step = []
+        for _ in range(4):
+            prepare.reset_mock()
+            _backward(model)
+            optimizer.synchronize()
+            prepared = [call.args[2] for call in prepare.mock_calls]
+            by_step.append([name for name in prepared if "weight" in name or "bias" in name])
+            _check(model)
+        names = [name for name, _ in model.named_parameters()]
+        assert sorted(by_step[0]) == sorted(names)
+        # Groups and buckets come with the second step, which shows that views do not pay here.
+        buckets = len(optimizer.buckets) if options else 0
+        expected = [buckets, buckets if "gradient_as_bucket_view" in options else 0, 0]
+        assert [len(names) for names in by_step[1:]] == expected
+
+
+@on_ranks(2, each={"options": [{}, {"groups": [[]]}, {"groups": 1}]})
+def test_parameters_may_get_another_shape(options):
+    memory = torch.zeros(64)
+    parameter, other = nn.Parameter(torch.ones(48)), nn.Parameter(torch.ones(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter, other], 0.1), **options)
+    for count in (48, 48, 16, 32):
+        parameter.data = torch.ones(count)
+        memory.fill_(-1)
+        parameter.grad = other.grad = None
+        # Autograd keeps the very tensor, which is a part of a larger one.
+        torch.autograd.backward(
+            [parameter, other], [memory[:count].fill_(hvd.rank() + 1.0), torch.ones(3)]
+        )
+        optimizer.synchronize()
+        assert parameter.grad.eq((hvd.size() + 1) / 2).all()
+        assert memory[count:].eq(-1).all()  # what lies behind the gradient
+
+
+def _neighbours(length, gradients):
+    """Runs of gradients as they come, but the last one by itself."""
+    count = len(gradients) - 1
+    return [range(begin, min(begin + length, count)) for begin in range(0, count, length)]
+
+
+def _twice(gradients):
+    return [[0, 1], [1]]
+
+
+def _reducer_of(model, divide, storage):
+    options = ReductionOptions(planner=Planner(divide, argument="mine"), storage=storage)
+    reducer = GradientReducer(list(model.named_parameters()), options, 1)
+    assert [len(bucket.members) for bucket in reducer.buckets] == [1] * 8
+    return reducer
+
+
+_STORAGES = [own_memory, flat_buckets]
+
+
+@on_ranks(2, 3, each={"storage": _STORAGES, "plan": [(3, [3, 3, 1, 1]), (7, [7, 1])]})
+def test_plans_from_outside(storage, plan):
+    length, sizes = plan
+    model = _net()
+    reducer = _reducer_of(model, partial(_neighbours, length), storage)
+    for step in range(3):
+        _backward(model)
+        reducer.finish()
+        _check(model)
+        names = [name for name, _ in reducer.named]
+        members = [[names[index] for index in bucket.members] for bucket in reducer.buckets]
+        assert [len(bucket) for bucket in members] == sizes
+        if step == 0:  # What is in no bucket of the plan has no flat memory either.
+            flat = [bucket.flat is not None for bucket in reducer.buckets]
+            assert flat == [storage is flat_buckets] * (len(members) - 1) + [False]
+    assert hvd.allgather_object(members) == [members] * hvd.size()
+    reducer.detach()
+
+
+@on_ranks(2, each={"storage": _STORAGES})
+def test_a_plan_that_is_none_is_an_error_and_gradients_go_by_themselves(storage):
+    model = _net()
+    reducer = _reducer_of(model, _twice, storage)
+    _backward(model)
+    with pytest.raises(ValueError, match=r"mine: .*at most once"):
+        reducer.finish()
+    _check(model)
+    _backward(model)
+    reducer.finish()
+    _check(model)
+    assert [len(bucket.members) for bucket in reducer.buckets] == [1] * 8
+    reducer.detach()
+
+
+def _fails_half_way(kind):
+    """A backward pass that fails, and whose optimizer is given up; weak references to its memory.
+
+    Nothing is left of it but what the core has to know.
+    """
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    policy = Policy(parse("topk:density=0.1"), least_elements=1)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1),
+        [(f"{kind}.{name}", parameter) for name, parameter in model.named_parameters()],
+        compression=policy if kind == "residuals" else "none",
+    )
+    model[0].weight.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(torch.ones(1, 8)).sum().backward()
+    kept = list(optimizer.feedback.residuals.values()) if kind == "residuals" else []
+    return [weakref.ref(tensor) for tensor in [model[1].weight.grad, *kept]]
+
+
+@on_ranks(2)
+def test_memory_of_an_optimizer_that_is_given_up_lives_until_the_core_is_done():
+    model = _net()
+    optimizer = distributed(model, torch.optim.SGD(model.parameters(), 0.1))
+    for kind in ("gradients", "residuals"):
+        if hvd.rank() == 0:
+            memory = _fails_half_way(kind)
+            gc.collect()
+            # The other rank comes later: this is still to be written to.
+            assert all(reference() is not None for reference in memory), kind
+        hvd.barrier()
+        if hvd.rank() == 1:
+            memory = _fails_half_way(kind)
+        for _ in range(2):  # what is done in the first step is forgotten in the second
+            _backward(model)
+            optimizer.step()
+        gc.collect()
+        assert all(reference() is None for reference in memory), kind
+        hvd.barrier()

@@ -193,6 +193,7 @@ def _two_of_equal_names_learn_what_each_learns_alone(named, make):
     seeds = 1, 2
     pair = [make(named, seed) for seed in seeds]
     name = "0.weight" if named else "allreduce.noname.0.0"
+    assert next(iter(pair[0].optimizer._parameter_names.values())) == name
     for batch in range(2):
         for training in pair:
             training.zero_grad()
@@ -235,12 +236,6 @@ GUARANTEES = [
 ]
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@on_ranks_over_tcp(2)
-def test_every_guarantee_with(wrapper):
-    for guarantee in GUARANTEES:
-        try:
-            check_same_everywhere(guarantee(partial(_Wrapped, WRAPPERS[wrapper])).model)
-        except BaseException as error:
-            error.add_note(f"guarantee {guarantee}")
-            raise
+@on_ranks_over_tcp(2, each={"wrapper": WRAPPERS, "guarantee": GUARANTEES})
+def test_every_guarantee_with_every_wrapper(wrapper, guarantee):
+    check_same_everywhere(guarantee(partial(_Wrapped, WRAPPERS[wrapper])).model)

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import aiacc
 import aiacc.torch as hvd
 from tests.support.jobs import on_ranks
+from tests.support.learning.training import Recipe, Together, alone, flat, squares, train
 from tests.support.process_group import assert_equal, in_group, join, join_gloo, leave
 from tests.support.sizes import ONE_TO_THREE, TWO_AND_THREE
 
@@ -373,17 +374,15 @@ def _six_layers():
     return nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
 
 
+_sgd = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+_LOSS = squares(4, 8, dtype=torch.float32)
+
+
 def _trained(hooked, state=None, make=_six_layers, **options):
     model = DistributedDataParallel(make(), bucket_cap_mb=0.001, **options)
     if hooked:
         model.register_comm_hook(state, hvd.allreduce_hook)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    for step in range(5):
-        optimizer.zero_grad()
-        torch.manual_seed(100 * step + hvd.rank())
-        model(torch.randn(4, 8)).pow(2).mean().backward()
-        optimizer.step()
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    return flat(train(Together(model, _sgd(model.parameters()), _LOSS), range(5)).model)
 
 
 class _Complex(nn.Module):
@@ -403,15 +402,7 @@ class _Complex(nn.Module):
 
 @in_group(2)
 def test_complex_parameters_and_buffers():
-    alone = _Complex(0)
-    optimizer = torch.optim.SGD(alone.parameters(), 0.1, momentum=0.9)
-    for step in range(5):  # what one process does with the batches of both ranks
-        optimizer.zero_grad()
-        for rank in range(2):
-            torch.manual_seed(100 * step + rank)
-            (alone(torch.randn(4, 8)).pow(2).mean() / 2).backward()
-        optimizer.step()
-    expected = torch.cat([p.detach().reshape(-1) for p in alone.parameters()])
+    expected = flat(train(alone(Recipe(lambda: _Complex(0), _sgd, _LOSS)), range(5)).model)
     for hooked in (False, True):
         torch.testing.assert_close(_trained(hooked, make=lambda: _Complex(hvd.rank())), expected)
     with pytest.raises(ValueError, match=r"complex64.*view_as_real"):

@@ -1,6 +1,7 @@
 """What torch makes of our work and futures in C++: whatever takes them, steps succeed or raise."""
 
 import ctypes
+import itertools
 import os
 import signal
 import traceback
@@ -125,6 +126,7 @@ def _be_rank(rank, size, consumer, event, path):
         backend, os.environ["AIACC_ENGINE"] = "gloo", "tcp"  # where int8 is coded
         hvd.init()
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    before = aiacc.stats()["tensors"]
 
     def disturb(batch):
         if rank == 0 and event == "is late":
@@ -141,36 +143,48 @@ def _be_rank(rank, size, consumer, event, path):
         trained = _train(CONSUMERS[consumer], rank, size, disturb)
         close = {"atol": 0.02 if consumer in NARROW else 1e-5, "rtol": 1e-4}
         torch.testing.assert_close(trained, _train(lambda model: model), **close)
-        assert aiacc.stats()["tensors"] > 6
+        assert aiacc.stats()["tensors"] > before + 6
     leave()
 
 
-def _end_as_expected(size, consumer, event, path):
-    """Be the rank in a child, which leaves as programs do."""
+def _end_as_expected(size, children, event, folder):
+    """Be the rank in children, one after the other, which leave as programs do."""
     torch.set_num_threads(1)
     rank, code = int(os.environ["AIACC_RANK"]), 1
-    child = os.fork()
-    if child == 0:
-        try:
-            _be_rank(rank, size, consumer, event, path)
-            code = 0
-        except BaseException:  # the code tells it
-            traceback.print_exc()
-        ctypes.pythonapi.Py_Exit(code)
-    end = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert end == (ENDS.get(event, 1) if rank == 1 else 0)
+    for consumers in children:
+        child = os.fork()
+        if child == 0:
+            try:
+                for consumer in consumers:
+                    _be_rank(rank, size, consumer, event, f"{folder}/{consumer}")
+                code = 0
+            except BaseException as error:  # the code tells it
+                error.add_note(f"with {consumer}")
+                traceback.print_exc()
+            ctypes.pythonapi.Py_Exit(code)
+        end = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert end == (ENDS.get(event, 1) if rank == 1 else 0), consumers
+
+
+#: Consumers of one process, which has one engine.
+TOGETHER = [
+    [name for name in CONSUMERS if name != "HSDP" and ("on gloo" in name) == on_gloo]
+    for on_gloo in (False, True)
+]
 
 
 def _cases():
-    yield from ((3, "DDP", "succeeds"), (3, "FSDP2", "succeeds"), (4, "HSDP", "succeeds"))
-    for consumer in CONSUMERS:
-        for event in EVENTS if consumer != "HSDP" else ():
+    """Numbers of ranks, consumers of each child, and what comes to pass."""
+    yield from ((3, [["DDP", "FSDP2"]], "succeeds"), (4, [["HSDP"]], "succeeds"))
+    yield from ((2, TOGETHER, "succeeds"), (2, [[name] for name in DIFFERENT], "dies"))
+    for consumer in itertools.chain(*TOGETHER):
+        for event in EVENTS:
             if "our hook" not in consumer or event != "is late":  # it is no operation of a group
-                by_day = event == "succeeds" or (event == "dies" and consumer in DIFFERENT)
-                marks = [] if by_day or consumer == "DDP" else pytest.mark.nightly
-                yield pytest.param(2, consumer, event, marks=marks)
+                by_day = consumer == "DDP" and event not in ENDS
+                marks = [] if by_day else pytest.mark.nightly
+                yield pytest.param(2, [[consumer]], event, marks=marks)
 
 
-@pytest.mark.parametrize(("size", "consumer", "event"), _cases())
-def test_steps_succeed_or_raise(size, consumer, event, tmp_path):
-    run_ranks(size, _end_as_expected, size, consumer, event, str(tmp_path / "store"))
+@pytest.mark.parametrize(("size", "children", "event"), _cases())
+def test_steps_succeed_or_raise(size, children, event, tmp_path):
+    run_ranks(size, _end_as_expected, size, children, event, str(tmp_path))

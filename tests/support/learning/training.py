@@ -380,12 +380,6 @@ def train(training: Training, batches: Sequence[int]) -> Training:
     return training
 
 
-def check_parameters(model: nn.Module, expected: nn.Module, **tolerance: float) -> None:
-    """Assert that ``model`` is close to ``expected``, and the same to the last bit on all ranks."""
-    torch.testing.assert_close(flat(model), flat(expected), **tolerance)
-    check_same_everywhere(model)
-
-
 def check_same_everywhere(model: nn.Module, process_set: Any = hvd.global_process_set) -> None:
     """Assert that ``model`` is the same to the last bit on all ranks."""
     everyones = hvd.allgather(flat(model).reshape(1, -1), process_set=process_set)
