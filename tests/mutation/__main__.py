@@ -74,7 +74,7 @@ AREAS = {
         (
             "tests/parallel/torch/test_opt*.py",
             "tests/parallel/torch/test_gr*.py",
-            "tests/parallel/decoupled/test_decoupled_state.py",
+            "tests/parallel/decoupled/test_decoupled.py",
             "tests/unit/torch",
         ),
     ),

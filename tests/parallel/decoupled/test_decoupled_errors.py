@@ -266,22 +266,6 @@ def test_a_rank_that_dies(when, folder):
 # --- several optimizers, and what ends or comes between while parameters are under way
 
 
-@on_ranks(2)
-def test_two_models_of_equal_names_at_the_same_time():
-    """Their operations are under way together, and their optimizers step in the other order."""
-    ones, jobs = [alone(NET), alone(NET)], [start(), start()]
-    for trainings in (ones, jobs):
-        for batch in range(5):
-            trainings[0].backward(batch)
-            trainings[1].backward(10 + batch)
-            for training in reversed(trainings):
-                training.step()
-                training.zero_grad()
-    assert all(all_awaited(training.optimizer) for training in jobs)
-    for training, expected in zip(jobs, ones, strict=True):
-        check_learned(training.model, expected.model, exactly=True)
-
-
 def _made_anew(steps, training):
     """An optimizer of the same model; the first one is dropped later, as by `gc`."""
     train(training, range(steps))

@@ -199,7 +199,7 @@ def _two_of_equal_names_learn_what_each_learns_alone(named, make):
             training.zero_grad()
         sum(_loss(training.model, hvd.rank(), batch) for training in pair).backward()
         handle = hvd.allreduce_async(torch.ones(1), op=hvd.Sum, name=name)
-        for training in pair:
+        for training in reversed(pair):
             training.step()
         assert hvd.synchronize(handle) == hvd.size()
     for seed, training in zip(seeds, pair, strict=True):

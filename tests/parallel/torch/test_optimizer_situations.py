@@ -6,6 +6,7 @@ to reduce gradients. The tests of tests/parallel/decoupled have what is of that 
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -113,6 +114,34 @@ def scheduled(training):
         train(training, [batch])
         scheduler.step()
     return training.optimizer.param_groups[0]["lr"]
+
+
+_SCHEDULERS = []
+
+
+def _used_before(parameters):
+    """An optimizer that has state, and a scheduler of its own."""
+    optimizer = two_groups(KINDS["adam"], parameters)
+    _SCHEDULERS.append(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+    for parameter in itertools.chain(*(group["params"] for group in optimizer.param_groups)):
+        parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
+
+
+def _by_two_schedulers(training):
+    """That of the optimizer that was wrapped, and a later one; also after a state was loaded."""
+    later = torch.optim.lr_scheduler.StepLR(training.optimizer, 1, 0.5)
+    for batch in range(3):
+        train(training, [batch])
+        if batch == 1:
+            training.load(training.state())
+        _SCHEDULERS[-1].step()
+        later.step()
+    rates = [group["lr"] for group in training.optimizer.param_groups]
+    assert rates == pytest.approx([0.01 / 64, 0.02 / 64])
+    return training.state()["state"]
 
 
 def _accumulated(passes, training):
@@ -358,6 +387,7 @@ OF_ALL = {
         f"{kind} in two groups": Situation(scheduled, {}, partial(two_groups, make))
         for kind, make in KINDS.items()
     },
+    "used before": Situation(_by_two_schedulers, {}, _used_before),
     "three passes": Situation(partial(_accumulated, 3), _THREE),
     "other numbers of passes": Situation(_other_numbers_of_passes),
     "a penalty of gradients": Situation(_penalised, _TWO),
