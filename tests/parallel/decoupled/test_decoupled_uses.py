@@ -142,18 +142,12 @@ class _Backwards(nn.Module):
         return rows
 
 
-class _Normed(nn.Module):
-    """A pre-hook of torch computes the weight from parameters before the module is called."""
-
-    def __init__(self):
-        super().__init__()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the old one, which works by a hook, is deprecated
-            self.old = nn.utils.weight_norm(nn.Linear(20, 20))
-        self.new = nn.utils.parametrizations.weight_norm(nn.Linear(20, 20))
-
-    def forward(self, rows):
-        return self.new(torch.tanh(self.old(rows)))
+def _normed():
+    """Pre-hooks of torch compute weights from parameters before the modules are called."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the old one, which works by a hook, is deprecated
+        old = nn.utils.weight_norm(nn.Linear(20, 20))
+    return nn.Sequential(old, nn.Tanh(), nn.utils.parametrizations.weight_norm(nn.Linear(20, 20)))
 
 
 class _Recurrent(nn.Module):
@@ -172,7 +166,7 @@ class _Recurrent(nn.Module):
 _USES = [
     *((_Encoder, on) for on in (_regularised, _norms_first, _encodes, _forwards, _functional)),
     (_Encoder, _by_a_function_of_ones_own),
-    *((kind, loss) for kind in (_Attention, _Tied, _Backwards, _Normed, _Recurrent)),
+    *((kind, loss) for kind in (_Attention, _Tied, _Backwards, _normed, _Recurrent)),
 ]
 
 

@@ -181,8 +181,8 @@ def _cases():
         for event in EVENTS:
             if "our hook" not in consumer or event != "is late":  # it is no operation of a group
                 by_day = consumer == "DDP" and event not in ENDS
-                marks = [] if by_day else pytest.mark.nightly
-                yield pytest.param(2, [[consumer]], event, marks=marks)
+                name, marks = f"{consumer} {event}", [] if by_day else pytest.mark.nightly
+                yield pytest.param(2, [[consumer]], event, id=name, marks=marks)
 
 
 @pytest.mark.parametrize(("size", "children", "event"), _cases())
