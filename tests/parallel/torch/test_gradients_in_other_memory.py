@@ -157,27 +157,6 @@ def test_a_model_of_another_dtype_is_an_error(set_to_none, schedule):
             training.backward(2)
 
 
-class _Assigns(torch.optim.SGD):
-    """Gives what it updates other memory, and its gradient too."""
-
-    is_elementwise = True
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.data = parameter.grad.data.clamp(-0.01, 0.01)
-                    parameter.data = parameter.data - group["lr"] * parameter.grad
-
-
-@on_ranks(2, each={"schedule": SCHEDULES})
-def test_an_optimizer_that_gives_its_parameters_other_memory(schedule):
-    recipe = SGD._replace(make_optimizer=partial(_Assigns, lr=0.5))
-    training = compare(partial(train, batches=range(4)), recipe, **SCHEDULES[schedule])
-    assert not torch.equal(training.model[0].weight, _net()[0].weight)
-
-
 @on_ranks(2, each={"schedule": SCHEDULES})
 def test_a_new_job_of_a_model_in_another_format(schedule):
     """Formats of another job are those of its model, for the state as well."""

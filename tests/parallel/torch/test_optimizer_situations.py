@@ -85,6 +85,20 @@ def two_groups(kind, parameters):
     return kind(groups)
 
 
+class _Assigns(torch.optim.SGD):
+    """Gives what it updates other memory, and its gradient too."""
+
+    is_elementwise = True
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.data = parameter.grad.data.clamp(-0.01, 0.01)
+                    parameter.data = parameter.data - group["lr"] * parameter.grad
+
+
 KINDS = {
     "sgd": partial(torch.optim.SGD, lr=0.1),
     "nesterov": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
@@ -428,6 +442,7 @@ SITUATIONS = {
         partial(_written, 1, True, [*_WRITES, _write_to_data]), without=_OTHERS
     ),
     "misused": Situation(_misused),
+    "given other memory": Situation(scheduled, {}, partial(_Assigns, lr=0.5)),
     "thawed": Situation(_thawed, without=_DECOUPLED),
     "a group added": Situation(
         _added, {}, _all_but_single, without=(*_DECOUPLED, "plan", "plan of views")
