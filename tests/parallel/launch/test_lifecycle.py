@@ -143,6 +143,7 @@ def test_a_handle_of_an_earlier_life_names_nothing():
     hvd.synchronize(handle)
     given = np.ones(2)
     lonely = hvd.allreduce_async_(given, name=f"of rank {hvd.rank()}")
+    hvd.barrier()  # both are under way
     memory = weakref.ref(given)
     del given
     assert memory() is not None
