@@ -226,9 +226,9 @@ TEST_P(DeviceEngineTest, AGroupGivesWhatItsCallsGive) {
 /// Rank 0 never comes: whoever waits for it, inside its host or between hosts, is released.
 TEST_P(DeviceEngineTest, AnAbortEndsWhatWaitsForARankThatNeverComes) {
   with_engines([&](int rank, DeviceEngine& engine) {
-    std::vector<float> data(1000, 1);
+    std::vector<std::vector<float>> data(2, std::vector<float>(1000, 1));  // of each lane
     const auto reduce = [&](int lane) {
-      engine.all_reduce(lane, data.data(), data.data(), data.size(), kDeviceSum);
+      engine.all_reduce(lane, data[lane].data(), data[lane].data(), data[lane].size(), kDeviceSum);
     };
     reduce(0);
     reduce(1);
