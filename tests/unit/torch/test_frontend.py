@@ -1,5 +1,6 @@
 """aiacc.torch in a job of one rank: what it refuses and why, names, optimizers."""
 
+import functools
 import math
 from pathlib import Path
 
@@ -225,14 +226,14 @@ def test_calls_before_init_fail():
     hvd.shutdown()
     with pytest.raises(ValueError, match=r"aiacc has not been initialized; use hvd\.init\(\)\."):
         hvd.size()
-    with pytest.raises(ValueError, match="not been initialized"):
-        hvd.start_timeline("x")
+    sgd = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    for call in (lambda: hvd.start_timeline("x"), lambda: hvd.DistributedOptimizer(sgd)):
+        with pytest.raises(ValueError, match="not been initialized"):
+            call()
     with pytest.raises(hvd.HorovodInternalError):
         hvd.allreduce(GOOD)
     with pytest.raises(aiacc.CollectiveError):
         hvd.barrier()
-    with pytest.raises(ValueError, match="not been initialized"):
-        hvd.DistributedOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))]))
 
 
 @pytest.mark.parametrize("name", ["none", "fp16", "bf16"])
@@ -306,16 +307,13 @@ MISTAKES = [
     ({"gradient_predivide_factor": 2.0, "op": 1}, r"op=Sum \(expected op=Average\)"),
     ({"op": hvd.Min, "compression": "powersgd"}, r"op=Min .*powersgd \(expected Average or Sum"),
     ({"op": hvd.Max, "compression": "auto"}, r"op=Max .*auto \(expected Average or Sum"),
-    ({"groups": 0}, "groups=0"),
+    *(({"groups": 0}, "groups=0"), ({"groups": [[1]]}, "groups")),
     ({"gradient_as_bucket_view": True, "groups": 2}, "leave out one"),
     ({"gradient_as_bucket_view": True, "bucket_bytes": 0}, "bucket_bytes=0"),
-    ({"groups": [[1]]}, "groups"),
-    ({"named_parameters": [("a",)]}, r"\(name, parameter\)"),
-    ({"named_parameters": [torch.ones(1)]}, r"\(name, parameter\)"),
+    *(({"named_parameters": [one]}, r"\(name, parameter\)") for one in (("a",), torch.ones(1))),
     ({"named_parameters": []}, r"leaves out 4 of the optimizer's 4"),
     ({"process_set": ProcessSet([0])}, "not registered"),
-    ({"plan": "auto", "groups": 2}, "plan and groups are given"),
-    ({"plan": PLAN, "groups": 2}, "plan and groups are given"),
+    *(({"plan": plan, "groups": 2}, "plan and groups are given") for plan in ("auto", PLAN)),
     ({"compression": "auto", "groups": 2}, "compression='auto' with plan, groups"),
     ({"plan": "auto", "op": hvd.Adasum}, "op=Adasum with groups, a plan"),
     ({"plan": "best"}, "plan='best' .expected 'auto', a planner"),
@@ -358,20 +356,18 @@ def test_a_model_and_a_dict_are_no_named_parameters(make):
     sgd = torch.optim.SGD(model.parameters(), 0.1)
     named = make(model.named_parameters())
     text = r"named_parameters.*\(expected \(name, parameter\).*pass model.named_parameters\(\)"
-    with pytest.raises(ValueError, match=text):
-        hvd.DistributedOptimizer(sgd, named)
-    with pytest.raises(ValueError, match=text):
-        hvd.HookState(named_parameters=named)
+    for wrap in (functools.partial(hvd.DistributedOptimizer, sgd), hvd.HookState):
+        with pytest.raises(ValueError, match=text):
+            wrap(named_parameters=named)
 
 
 def test_mistaken_names_and_groups_are_explained():
     model = _model()
     sgd = torch.optim.SGD(model.parameters(), 0.1)
     twice = [("same", parameter) for parameter in model.parameters()]
-    with pytest.raises(ValueError, match="same more than once"):
-        hvd.DistributedOptimizer(sgd, twice)
-    with pytest.raises(ValueError, match="same more than once"):
-        hvd.HookState(named_parameters=twice)
+    for wrap in (functools.partial(hvd.DistributedOptimizer, sgd), hvd.HookState):
+        with pytest.raises(ValueError, match="same more than once"):
+            wrap(named_parameters=twice)
     with pytest.raises(ValueError, match="twice"):
         hvd.DistributedOptimizer(sgd, groups=[[model[0].weight], [model[0].weight]])
     with pytest.raises(ValueError, match="wrap it once"):
