@@ -17,7 +17,7 @@ from aiacc.data.described.objects import Members, name_of, parts_of, text_of
 from aiacc.data.described.program import Of, Part, Parts
 
 #: Format of records, and what fingerprints are made of. Others' records are never read.
-FORMAT = "aiacc-data-2"
+FORMAT = "aiacc-data-3"
 _KEY_BYTES = 16
 
 

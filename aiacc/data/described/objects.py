@@ -5,6 +5,7 @@ What cannot be described raises an error, and is never left out.
 
 from __future__ import annotations
 
+import contextvars
 import copyreg
 import enum
 import functools
@@ -14,10 +15,13 @@ import itertools
 import logging
 import os
 import pickle
+import queue
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -30,14 +34,28 @@ from aiacc.data.described.program import Of, Part, Parts
 #: Exactly these, whose text says everything.
 _SCALARS = {str, int, float, bool, bytes, type(None)}
 _MORE_SCALARS = {complex, range, type(...), type(NotImplemented)}
+#: Of functions and classes; they may have a name that nothing is found by.
+_TYPE_VARIABLES = {"typing.ParamSpec", "typing.TypeVar", "typing.TypeVarTuple"}
 _PATHS = {type(Path()), type(PurePath()), PurePosixPath, PureWindowsPath}
 _ROWS = {list, tuple}
-#: Locks, threads and the like, which hold no data.
-_WITHOUT_DATA = (
-    *("_contextvars.", "_multiprocessing.", "_queue.", "_thread.", "ssl."),
-    *("concurrent.futures.", "multiprocessing.synchronize.", "threading."),
-    "multiprocessing.heap.",  # of numbers in it, which are described by themselves
-)
+#: Exactly these, which hold no data.
+_WITHOUT_DATA = {
+    *("_multiprocessing.SemLock", "_thread.RLock", "_thread.lock", "ssl.SSLContext"),
+    *(
+        f"{module}.{name}"
+        for module in ("threading", "multiprocessing.synchronize")
+        for name in ("BoundedSemaphore", "Condition", "Event", "Lock", "RLock", "Semaphore")
+    ),
+    "multiprocessing.heap.BufferWrapper",  # of numbers in it, which are described by themselves
+}
+#: Attributes that every thread has, besides what it calls: they differ from process to process.
+_OF_THREADS = vars(threading.Thread(name="blank")).keys() - {"_target", "_args", "_kwargs"}
+#: Exactly these read another file, and the attribute that has it.
+_FILES_OVER = {
+    **dict.fromkeys(("_io.BufferedRandom", "_io.BufferedReader", "_io.BufferedWriter"), "raw"),
+    **{"_io.TextIOWrapper": "buffer", "tarfile.ExFileObject": "raw"},
+    **{"bz2.BZ2File": "_fp", "gzip.GzipFile": "fileobj", "lzma.LZMAFile": "_fp"},
+}
 #: What wraps functions, and the attributes that have them.
 _WRAPPERS: dict[type, tuple[str, ...]] = {
     types.MethodType: ("__func__", "__self__"),
@@ -93,7 +111,8 @@ def parts_of(value: Any) -> Parts:
         yield from program.module_parts(value)
     else:
         yield Of(type(value), ".__class__")
-        for of in (_plain_parts, _array_parts, _tensor_parts, _code_parts, _file_parts):
+        kinds = (_plain_parts, _array_parts, _tensor_parts, _code_parts, _file_parts, _shared_parts)
+        for of in kinds:
             if (parts := of(value)) is not None:
                 yield from parts
                 return
@@ -118,6 +137,9 @@ def _plain_parts(value: Any) -> Parts | None:
         return _with_attributes(value, Of(value._value_, ".value"))
     if isinstance(value, weakref.ref):
         return _with_attributes(value, Of(value(), "()"))
+    if name_of(kind) in _TYPE_VARIABLES:
+        limits = ("__bound__", "__constraints__")
+        return iter([value.__name__, *(Of(getattr(value, one, None), one) for one in limits)])
     if isinstance(value, logging.Logger) and program.is_installed(kind):
         return iter([value.name])
     return None
@@ -248,29 +270,84 @@ def _code_parts(value: Any) -> Parts | None:
 
 
 def _file_parts(value: Any) -> Parts | None:
-    """An open file is its name, and how it is read; not its position, which changes."""
+    """An open file is its name, and how it is read; not its position, which changes.
+
+    Files of other classes than Python's own are described as other objects.
+    """
     if isinstance(value, io.BytesIO | io.StringIO):
         return _with_attributes(value, Of(value.getvalue(), ""))
-    if (name := _filename_of(value)) is None:
-        if _is_of_hdf5(value):
-            raise ValueError("it is closed, or in no file")
+    if any(value is one for one in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)):
+        return iter(["written"])
+    how = repr([getattr(value, one, None) for one in ("mode", "encoding", "errors")])
+    if isinstance(value, io.FileIO):
+        if (name := _name_of_file(value)) is None:
+            raise ValueError("no file that it reads has its name")
+        return iter([name, how]) if type(value) is io.FileIO else _with_attributes(value, name, how)
+    if (over := _FILES_OVER.get(name_of(type(value)))) is not None:
+        return iter([Of(getattr(value, over), f".{over}"), how])
+    if not _is_of_hdf5(value):
         return None
-    how = [getattr(value, one, None) for one in ("mode", "encoding", "errors")]
-    inside = value.name if _is_of_hdf5(value) else ""
-    return iter([name, str(inside), repr(how)])
+    if (name := _filename_of(value)) is None:
+        raise ValueError("it is closed, or in no file")
+    return iter([name, str(value.name), how])
 
 
 def _filename_of(value: Any) -> str | None:
     """The name of an open file, or of that which an open object of HDF5 is in."""
-    if isinstance(value, io.IOBase):
-        name = getattr(value, "name", None)
-    elif _is_of_hdf5(value) and value and Path(value.file.filename).exists():
-        name = value.file.filename
-    else:
+    while (over := _FILES_OVER.get(name_of(type(value)))) in ("raw", "buffer"):
+        try:
+            value = getattr(value, over)
+        except ValueError:  # it was detached
+            return None
+    if type(value) is io.FileIO:
+        return _name_of_file(value)
+    if _is_of_hdf5(value) and value and Path(value.file.filename).exists():
+        return str(Path(value.file.filename).absolute())
+    return None
+
+
+def _name_of_file(file: io.FileIO) -> str | None:
+    """Its whole name; None if it has a number instead, or if its name is that of another file."""
+    if isinstance(file.name, int):
         return None
-    if not isinstance(name, str):
-        return None
-    return str(Path(name).absolute()) if Path(name).exists() else name
+    name = Path(os.fsdecode(file.name)).absolute()
+    try:
+        if file.closed or os.path.samestat(os.fstat(file.fileno()), name.stat()):
+            return str(name)
+    except OSError:  # it was removed
+        pass
+    return None
+
+
+def _shared_parts(value: Any) -> Parts | None:
+    """Of what threads and contexts hold, as far as it is seen from here."""
+    if isinstance(value, contextvars.ContextVar):
+        default = contextvars.Context().run(_content_of, value)
+        return iter([value.name, Of(default, " default"), Of(_content_of(value), ".get()")])
+    if isinstance(value, threading.local):
+        return _attribute_parts(value)
+    if isinstance(value, threading.Thread):
+        attributes = vars(value).items()
+        return _dict_parts({name: one for name, one in attributes if name not in _OF_THREADS})
+    if isinstance(value, Future):
+        if not value.done():
+            raise ValueError("it is not done; wait for its result first")
+        error = value.exception()
+        return iter([Of(error, ".exception()"), Of(error or value.result(), ".result()")])
+    if isinstance(value, queue.SimpleQueue):
+        if not value.empty():
+            raise ValueError("it is not empty, and cannot be looked into")
+        return _attribute_parts(value)
+    if isinstance(value, Executor) and program.is_standard(type(value)):  # they keep no results
+        return _dict_parts({name: vars(value).get(name) for name in ("_initializer", "_initargs")})
+    return None
+
+
+def _content_of(variable: contextvars.ContextVar[Any]) -> Any:
+    try:
+        return variable.get()
+    except LookupError:
+        return NotImplemented
 
 
 def _is_of_hdf5(value: Any) -> bool:
@@ -280,7 +357,7 @@ def _is_of_hdf5(value: Any) -> bool:
 
 def _object_parts(value: Any) -> Parts:
     kind = type(value)
-    if name_of(kind).startswith((*_WITHOUT_DATA, *_WITH_STATES_OF_THEIR_OWN)):
+    if name_of(kind) in _WITHOUT_DATA or name_of(kind).startswith(_WITH_STATES_OF_THEIR_OWN):
         return
     if isinstance(value, os.PathLike):
         yield os.fsdecode(os.fspath(value))
@@ -304,9 +381,9 @@ def _object_parts(value: Any) -> Parts:
         yield from _attribute_parts(value)
         return
     yield from pickled
-    # Python's own classes pickle what they know, and not what another class has added.
-    functions = [one for one in own if isinstance(one, types.FunctionType)]
-    if not program.is_installed(kind) and all(map(program.is_standard, functions)):
+    # A package knows what to pickle. A user's class may leave out a function that cannot be, and
+    # Python's own what was added.
+    if program.is_standard(kind) or not program.is_installed(kind):
         others = [base for base in kind.__mro__ if not program.is_standard(base)]
         yield from _attribute_parts(value, others)
 

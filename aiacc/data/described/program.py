@@ -23,8 +23,8 @@ _PACKAGES = {"dist-packages", "site-packages"}
 _STANDARD = Path(os.__file__).parent
 #: Of a class or module, what says nothing of what it does, or is said otherwise.
 _UNSAID = {
-    *("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__annotate__"),
-    *("__annotate_func__", "__annotations_cache__", "__conditional_annotations__"),
+    *("__dict__", "__weakref__", "__doc__", "__module__"),
+    *("__annotations_cache__", "__conditional_annotations__"),
     *("__firstlineno__", "__static_attributes__", "__slotnames__", "_abc_impl"),
     *("__orig_bases__", "__parameters__", "__type_params__"),
     *("__builtins__", "__cached__", "__file__", "__loader__", "__path__", "__spec__"),
@@ -112,6 +112,9 @@ def function_parts(function: types.FunctionType) -> Parts:
     yield from code_parts(function.__code__, function.__globals__ if is_users else {})
     yield Of(function.__defaults__, ".__defaults__")
     yield Of(function.__kwdefaults__, ".__kwdefaults__")
+    # From Python 3.14 on a function, for annotations may name what is not there.
+    annotations = getattr(function, "__annotate__", None) or function.__annotations__
+    yield Of(annotations, ".__annotations__")
     yield Of(vars(function), "")
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -184,7 +187,7 @@ def _is_users_module(value: Any) -> bool:
 
 
 def is_standard(value: Any) -> bool:
-    """Whether a function belongs to Python's own library."""
+    """Whether a function or class belongs to Python's own library."""
     return str(value.__module__).partition(".")[0] in sys.stdlib_module_names
 
 
