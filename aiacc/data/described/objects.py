@@ -21,7 +21,7 @@ import threading
 import types
 import weakref
 from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -50,6 +50,11 @@ _WITHOUT_DATA = {
 }
 #: Attributes that every thread has, besides what it calls: they differ from process to process.
 _OF_THREADS = vars(threading.Thread(name="blank")).keys() - {"_target", "_args", "_kwargs"}
+#: Exactly these, which keep no results.
+_POOLS = {
+    *("concurrent.futures.process.ProcessPoolExecutor", "multiprocessing.pool.Pool"),
+    *("concurrent.futures.thread.ThreadPoolExecutor", "multiprocessing.pool.ThreadPool"),
+}
 #: Exactly these read another file, and the attribute that has it.
 _FILES_OVER = {
     **dict.fromkeys(("_io.BufferedRandom", "_io.BufferedReader", "_io.BufferedWriter"), "raw"),
@@ -105,7 +110,7 @@ def parts_of(value: Any) -> Parts:
     Raises:
         Exception: Nothing says what it holds.
     """
-    if isinstance(value, type):
+    if issubclass(type(value), type):  # which list[int] only says to be
         yield from program.class_parts(value)
     elif isinstance(value, types.ModuleType):
         yield from program.module_parts(value)
@@ -334,11 +339,13 @@ def _shared_parts(value: Any) -> Parts | None:
             raise ValueError("it is not done; wait for its result first")
         error = value.exception()
         return iter([Of(error, ".exception()"), Of(error or value.result(), ".result()")])
+    if name_of(type(value)).startswith("multiprocessing.connection."):
+        raise ValueError("nobody knows what comes through it")
     if isinstance(value, queue.SimpleQueue):
         if not value.empty():
             raise ValueError("it is not empty, and cannot be looked into")
         return _attribute_parts(value)
-    if isinstance(value, Executor) and program.is_standard(type(value)):  # they keep no results
+    if name_of(type(value)) in _POOLS:
         return _dict_parts({name: vars(value).get(name) for name in ("_initializer", "_initargs")})
     return None
 
@@ -383,7 +390,8 @@ def _object_parts(value: Any) -> Parts:
     yield from pickled
     # A package knows what to pickle. A user's class may leave out a function that cannot be, and
     # Python's own what was added.
-    if program.is_standard(kind) or not program.is_installed(kind):
+    has_more = program.is_standard(kind) and kind.__dictoffset__ != 0
+    if has_more or not program.is_installed(kind):
         others = [base for base in kind.__mro__ if not program.is_standard(base)]
         yield from _attribute_parts(value, others)
 

@@ -22,7 +22,7 @@ import types
 import weakref
 import zipfile
 from collections import namedtuple
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -313,7 +313,10 @@ ALIKE = [
     [io.TextIOWrapper(io.BufferedReader(Part(begin))) for begin in (1, 2)],
     [context(1), context(2), contextvars.ContextVar("size", default=2)],
     *([done(1), done(2)], [having(collections.Counter(), size) for size in (1, 2)]),
-    [type("Sized", (), {"__annotations__": {"size": kind}}) for kind in (int, float)],
+    [
+        type("Sized", (), {"__annotations__": {"size": kind}})
+        for kind in (int, list[int], Part | int)
+    ],
     *([of(*two) for two in ((1, 2), (3, 2), (1, 4))] for of in (Connected, Unpicklable, Reduced)),
     *([len, max], [torch.sin, torch.cos], ["a".upper, "b".upper]),
     [[(1, "a"), (2, "b")], [(1, "a"), (2, "c")], [(1, "a", 2, "b")], [1, "a", 2, "b"]],
@@ -345,12 +348,16 @@ def test_open_files_are_their_names(tmp_path):
             tar.add(path, path.name)
             with zipfile.ZipFile(path, "w") as archive:
                 archive.writestr("x", "as long")
-    with tarfile.open(tmp_path / "tar") as tar:
-        members = [tar.extractfile(name) for name in "ab"]
-        members += [zipfile.ZipFile(path).open("x") for path in paths]  # noqa: SIM115
-        assert len({fingerprint_of(Files(table=one)) for one in members}) == 4
-    for one in members[2:]:
-        one.close()
+    one, other = map(zipfile.ZipFile, paths)
+    with (
+        tarfile.open(tmp_path / "tar") as tar,
+        one,
+        other,
+        one.open("x") as x,
+        other.open("x") as y,
+    ):
+        members = [x, y, *map(tar.extractfile, "ab")]
+        assert len({fingerprint_of(Files(table=member)) for member in members}) == 4
     with paths[0].open() as one:
         paths[1].rename(paths[0])
         with pytest.raises(ValueError, match="no file that it reads has its name"):
@@ -360,7 +367,8 @@ def test_open_files_are_their_names(tmp_path):
 def test_neither_positions_and_locks_nor_states_of_generators_and_loggers_say_anything():
     files = [io.BytesIO(b"as long"), io.StringIO("as long")]
     locks = [multiprocessing.Lock(), queue.SimpleQueue(), threading.Event(), threading.local()]
-    assert len({fingerprint_of(Connected(1, multiprocessing.Lock())) for _ in range(2)}) == 1
+    for make in (multiprocessing.Lock, ThreadPoolExecutor):
+        assert len({fingerprint_of(Connected(1, make())) for _ in range(2)}) == 1
     for one in (*files, *locks):
         before = fingerprint_of(Files(table=one))
         if one in files:
@@ -428,6 +436,7 @@ def test_a_package_that_says_no_version_has_that_of_its_installation(tmp_path, m
         (memoryview(b"abc"), "a builtins.memoryview"),
         (torch.zeros(3, device="meta"), "a torch.Tensor"),
         (np.frompyfunc(lambda x: x + 1, 1, 1), "a numpy.ufunc"),
+        (multiprocessing.Queue(), "a multiprocessing.connection.Connection"),
         (Future(), "a concurrent.futures._base.Future"),
         (after(queue.SimpleQueue(), "put", 1), "a _queue.SimpleQueue"),
         (Connected(1, (number for number in "ab")), "a builtins.generator"),
