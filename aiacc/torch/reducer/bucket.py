@@ -172,18 +172,19 @@ class Bucket:
     def written(self) -> str | None:
         """What was done to a gradient since `mark`, if anything; asked once a step.
 
-        It may have been dropped: then the optimizer leaves the parameter as it is.
+        Other ranks step with a gradient that was dropped here: it had left.
         """
         left, self._left = self._left, []
         found: str | None = None
         for parameter, (which, version, memory) in zip(self._parameters, left, strict=False):
             grad = parameter.grad
-            if grad is None:
-                continue
-            unwatch(grad)
+            if grad is not None:
+                unwatch(grad)
             if found is not None:
                 continue
-            if id(grad) != which:
+            if grad is None:
+                found = None if which == id(None) else "dropped"
+            elif id(grad) != which:
                 found = "replaced"
             elif memory is not None and not _is_same(grad.untyped_storage(), memory):
                 found = "given other memory"

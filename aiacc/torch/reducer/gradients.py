@@ -63,15 +63,14 @@ class Gradients:
         """
         tensors = []
         for index in members:
-            tensor = self.parameters[index].grad
-            if tensor is None:
-                self.missing.add(index)
+            parameter = self.parameters[index]
+            if parameter.grad is None and index not in self._stand_ins:
+                self.complete(index)  # another hook has dropped it
+            tensor = parameter.grad
             if tensor is None and index in self.sparse:
-                tensor = sparse.empty_like(self.parameters[index], self.sparse[index])
-            elif tensor is None and index in self._stand_ins:
+                tensor = sparse.empty_like(parameter, self.sparse[index])
+            elif tensor is None:
                 tensor = self._stand_ins[index]
-            elif tensor is None:  # somebody has dropped it, who wants the parameter unchanged
-                tensor = torch.zeros_like(self.parameters[index], requires_grad=False)
             elif len(members) > 1 or self._sparse_as_dense:
                 tensor = self._dense(index)
             tensors.append(tensor)
@@ -88,7 +87,7 @@ class Gradients:
             return
         self._bring_back(index, view)
         if parameter.grad is None:  # another hook has dropped it
-            view.zero_()
+            self.complete(index)
         elif parameter.grad is not view:
             gradient = self._dense(index).detach()
             if gradient.dtype != view.dtype:

@@ -207,8 +207,9 @@ class GradientReducer:
 
         Raises:
             CollectiveError: The first failure. The reducer is ready for the next step.
-            ValueError: A gradient that cannot be reduced, or that somebody has written to since it
-                left; parameters or a plan that the ranks do not share, or a plan that is none.
+            ValueError: A gradient that cannot be reduced, or that somebody has written to or
+                dropped since it left; parameters or a plan that the ranks do not share, or a plan
+                that is none.
         """
         self._attach()  # parameters that were frozen until now, a process set that is new
         if not self._hooks:
@@ -315,7 +316,7 @@ class GradientReducer:
             _core.flush()
 
     def _check_writes(self) -> Exception | None:
-        """The first gradient that somebody has written to while it was reduced, as an error."""
+        """The first gradient that somebody has changed or dropped while it was reduced."""
         failure: ValueError | None = None
         for bucket in self.buckets:
             what = bucket.written()
@@ -323,10 +324,10 @@ class GradientReducer:
                 name = self._gradients.names[bucket.members[0]]
                 failure = ValueError(
                     f"the gradient of {name!r}, or one of its bucket, was {what} between "
-                    "backward() and step(), by torch.nn.utils.clip_grad_norm_, model.to() or "
-                    "another backward pass perhaps (expected no such writes: it had left for the "
-                    "other ranks); call optimizer.synchronize() before, and step() inside 'with "
-                    "optimizer.skip_synchronize():'"
+                    "backward() and step(), by torch.nn.utils.clip_grad_norm_, model.zero_grad(), "
+                    "model.to() or another backward pass perhaps (expected nothing of the kind: "
+                    "it had left for the other ranks); call optimizer.synchronize() before, and "
+                    "step() inside 'with optimizer.skip_synchronize():'"
                 )
         return failure
 
@@ -342,8 +343,7 @@ class GradientReducer:
                 self._tell_of_missing(bucket)
             try:
                 for index in bucket.members:
-                    if self._left[index] > 0:
-                        self._gradients.complete(index)
+                    self._gradients.complete(index)
                 self._in_flight.append((bucket.start(), [], bucket))
             except (CollectiveError, ValueError) as error:
                 failure = failure or error

@@ -31,6 +31,7 @@ from tests.support.learning.training import (
     Together,
     alone,
     check_learned,
+    check_same_everywhere,
     compare,
     distributed,
     train,
@@ -109,31 +110,34 @@ def test_gradients_stay_unless_most_are_dropped(bucket_bytes):
         compare(partial(_given_up, droppers), NET, **options)
 
 
-@on_ranks(2, each={"which": [0, 1], "views": [False, True]})
-def test_a_gradient_that_another_hook_drops_on_some_ranks_counts_as_zeros(which, views):
-    """The hook was there before ours."""
+@on_ranks(2, each={"which": [0, 1], "options": [{}, {"groups": 1}, VIEWS], "late": [False, True]})
+def test_a_gradient_that_some_ranks_drop_before_it_leaves_counts_as_zeros(which, options, late):
+    """By a hook that was there before ours; or ``late``, when its bucket waits for another one."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
     dropped = model[which].weight
     drops = [False] * hvd.size()
-    dropped.register_post_accumulate_grad_hook(
-        lambda parameter: setattr(parameter, "grad", None) if drops[hvd.rank()] else None
-    )
-    sgd = torch.optim.SGD(model.parameters(), 0.1)
-    optimizer = distributed(model, sgd, op=hvd.Sum, gradient_as_bucket_view=views)
-    for step in range(6):
-        drops[:] = [step == 3] + [step != 3] * (hvd.size() - 1)
-        optimizer.zero_grad()
-        model.zero_grad()
-        model(torch.full((1, 3), step + 1.0)).sum().backward()
-        value = model(torch.full((1, 3), step + 1.0)).sum()
-        (expected,) = torch.autograd.grad(value, dropped)
-        optimizer.step()
+
+    def drop(parameter):
         if drops[hvd.rank()]:
-            assert dropped.grad is None
-        else:
-            torch.testing.assert_close(dropped.grad, (hvd.size() - sum(drops)) * expected)
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+            parameter.grad = None
+
+    if not late:
+        dropped.register_post_accumulate_grad_hook(drop)
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = distributed(model, sgd, op=hvd.Sum, **options)
+    for step in range(6):
+        if options or not late:  # otherwise it leaves at once
+            drops[:] = [step == 3, step not in ([0, 3] if late else [3])]
+        optimizer.zero_grad(set_to_none=step > 3)
+        value = model[1](model[0](torch.full((1, 3), step + 1.0))).sum()
+        (expected,) = torch.autograd.grad(value, dropped, retain_graph=True)
+        value.backward()
+        if late:
+            drop(dropped)
+        optimizer.step()
+        torch.testing.assert_close(dropped.grad, (hvd.size() - sum(drops)) * expected)
+    check_same_everywhere(model)
 
 
 @on_ranks(2, 3)

@@ -331,6 +331,10 @@ def _write_to_data(training):
     training.model.used.weight.grad.data.clamp_(-1e-3, 1e-3)
 
 
+def _drop(training):
+    training.model.used.weight.grad = None
+
+
 def _written(passes, synchronizes, writes, training):
     """What is written while gradients travel may be lost, or reach some ranks only."""
 
@@ -343,7 +347,7 @@ def _written(passes, synchronizes, writes, training):
         then(training)
 
     for write in writes:
-        what = "replaced" if write is _replace else "written to"
+        what = {_replace: "replaced", _drop: "dropped"}.get(write, "written to")
         match = rf"was {what} between .* optimizer.synchronize|were written to after backward"
         training.refused(partial(refused, write=write, then=Training.step), match)
         training.zero_grad()
@@ -392,6 +396,7 @@ class Situation(NamedTuple):
 
 _DECOUPLED = (*(name for name in SCHEDULES if name.startswith("decoupled")),)
 _OTHERS = (*(name for name in SCHEDULES if name not in _DECOUPLED),)
+_OF_GRADIENTS = (*(name for name in _OTHERS if name != "adasum"),)
 _INF, _NAN = float("inf"), float("nan")
 _TWO = {"backward_passes_per_step": 2}
 _THREE = {"backward_passes_per_step": 3}
@@ -410,7 +415,7 @@ OF_ALL = {
     "clipped": Situation(partial(_clipped, 1), clips=True),
     "clipped after two passes": Situation(partial(_clipped, 2), _TWO, clips=True),
     "frozen for a while": Situation(partial(_frozen_for_a_while, True)),
-    "dropped": Situation(partial(_dropped, False)),
+    "dropped": Situation(partial(_dropped, False), without=_OF_GRADIENTS),
     "dropped after synchronize": Situation(partial(_dropped, True)),
     "loaded": Situation(_loaded),
 }
@@ -438,6 +443,9 @@ SITUATIONS = {
     },
     "written to": Situation(partial(_written, 1, False, _WRITES)),
     "written to between passes": Situation(partial(_written, 2, False, _WRITES[::-1]), _TWO),
+    "dropped while they travel": Situation(
+        partial(_written, 1, False, [_drop]), without=_DECOUPLED
+    ),
     "written to after synchronize": Situation(
         partial(_written, 1, True, [*_WRITES, _write_to_data]), without=_OTHERS
     ),
