@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import OptState
 
 from aiacc import _core, basics
+from aiacc.collectives.objects import sums
 from aiacc.collectives.reduce_ops import Adasum
 from aiacc.exceptions import CollectiveError
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.torch.compression.compressors import Compressor
-from aiacc.torch.decoupled.norms import are_finite, spread_infinity
+from aiacc.torch.decoupled.norms import are_finite
 from aiacc.torch.mpi_ops import allreduce_async_, synchronize
 from aiacc.torch.optimizer_mixin import check_passes, default_names
 from aiacc.torch.recorder import tell_of_no_profile
@@ -102,7 +105,8 @@ class AdasumDistributed(ScaledOptimizer):
             check_optimizers("op=Adasum", self._identity, global_process_set)
             self._identity.agreed = True
 
-    def _prepare_for(self, scaler: torch.amp.GradScaler) -> None:
+    def _prepare_for(self, scaler: torch.amp.GradScaler, account: dict[str, Any]) -> None:
+        del scaler
         if not basics.is_initialized() or basics.size() == 1:
             return
         self._agree()
@@ -113,9 +117,17 @@ class AdasumDistributed(ScaledOptimizer):
             if gradient is not None
         ]
         # What the scaler has found, if `unscale_` was called, counts in the place of gradients.
-        found = list(scaler._found_inf_per_device(self).values())
+        found = list(account["found_inf_per_device"].values())
         here = any(map(bool, found)) or not are_finite(gradients)
-        if spread_infinity(gradients, here, global_process_set):
+        infinite, given = sums([int(here), int(bool(gradients))], "finite_gradients")
+        if given and not gradients:
+            # Nothing is to be unscaled here; but this rank skips the steps that others skip.
+            device = self.param_groups[0]["params"][0].device
+            record = torch.tensor(1.0 if infinite else 0.0, device=device)
+            account.update(stage=OptState.UNSCALED, found_inf_per_device={device: record})
+        elif infinite:
+            for gradient in gradients[:1]:
+                gradient.fill_(math.inf)  # whatever its strides
             for one in found:
                 one.fill_(1.0)
 

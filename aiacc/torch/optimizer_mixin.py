@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex
 
 import torch
+from torch.amp.grad_scaler import OptState
 
 from aiacc import _core, arguments
 from aiacc.autotune.profile import Profile
@@ -83,7 +84,11 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         """
         if not self._synchronized or self._reducer.under_way:
             self.synchronize()
-        self._synchronized, self._settled = False, True
+        self._synchronized, self._settled, self._account = False, True, {}
+
+    @property
+    def _is_settled(self) -> bool:
+        return self._settled and not self._is_over and not self._reducer.under_way
 
     @property
     def buckets(self) -> list[list[str]]:
@@ -109,10 +114,21 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         """
         self._reducer.follow(planned(Plan("given", tuple(map(tuple, buckets)))))
 
-    def _prepare_for(self, scaler: torch.amp.GradScaler) -> None:
-        if self._reducer.under_way:
-            self._check_reduced(self._should_synchronize)
+    def _prepare_for(self, scaler: torch.amp.GradScaler, account: dict[str, Any]) -> None:
+        if not self._should_synchronize:
+            self._check_reduced(not self._reducer.under_way)
+        elif not self._is_settled:
+            # Also if no backward pass has run here: one has on another rank, perhaps.
+            early = not self._synchronized and account["stage"] is OptState.UNSCALED
             self.settle()
+            if early and self._reducer.attached:
+                self._settled = False
+                raise ValueError(
+                    "scaler.unscale_(optimizer) was called before the gradients were reduced "
+                    "(expected after it); call optimizer.synchronize() before, and scaler.step() "
+                    "inside 'with optimizer.skip_synchronize():'"
+                )
+        self._synchronized = False
         if self.feedback is not None:
             self.feedback.notice(scaler)
 
@@ -128,9 +144,9 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         Raises:
             CollectiveError: A gradient could not be reduced; no parameter was changed.
             ValueError: Inside `skip_synchronize`, and gradients of a backward pass are not reduced;
-                or they were written to after ``backward()``.
+                or they were written to or dropped after ``backward()``.
         """
-        settled = self._settled and closure is None and not self._reducer.under_way
+        settled = closure is None and self._is_settled
         self._settled = False
         result = self._reduce_and_step(closure, settled)
         _core.mark_step()

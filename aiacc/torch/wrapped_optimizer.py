@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch.amp.grad_scaler import OptState
 
 from aiacc.process_sets import ProcessSet
 from aiacc.torch.reducer.options import ReductionOptions
@@ -26,10 +28,17 @@ class ScaledOptimizer(_Base):
 
     #: Names by parameter, as Horovod offers them.
     _parameter_names: dict[torch.Tensor, str]
+    #: What a scaler notes of the step of the gradients that are reduced, once it is asked for it.
+    _account: Mapping[str, Any] = MappingProxyType({})
 
-    def _prepare_for(self, scaler: torch.amp.GradScaler) -> None:
+    def _prepare_for(self, scaler: torch.amp.GradScaler, account: dict[str, Any]) -> None:
         """Let every rank's scaler find the same in gradients. Collective, blocks."""
         raise NotImplementedError
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether a scaler has ended that step, which it may have skipped."""
+        return self._account.get("stage") is OptState.STEPPED
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -38,7 +47,9 @@ class ScaledOptimizer(_Base):
         if asking.f_code.co_name == "step":
             scaler = asking.f_locals.get("self")  # it says nowhere else who it is
             if isinstance(scaler, torch.amp.GradScaler):
-                self._prepare_for(scaler)
+                account = scaler._per_optimizer_states[id(self)]
+                self._prepare_for(scaler, account)
+                self._account = account
         name = "_step_supports_amp_scaling"
         return bool(vars(self).get(name, getattr(wrapped_class(self), name, False)))
 

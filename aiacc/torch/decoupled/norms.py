@@ -44,21 +44,16 @@ def scale(gradients: Sequence[torch.Tensor], max_norm: float, total: torch.Tenso
 
 def spread_infinity(
     gradients: Sequence[torch.Tensor], found: bool, process_set: ProcessSet
-) -> bool:
+) -> None:
     """Put infinity into the dense ``gradients`` of every rank if any has ``found`` some, or NaN.
 
     Collective: every rank of the process set.
     Blocks: until the ranks have compared.
-
-    Returns:
-        Whether any has.
     """
     flag = torch.tensor([int(found)], dtype=torch.uint8, device="cpu")
     allreduce_(flag, None, "finite_gradients", Max, process_set=process_set)
-    spreads = bool(flag.item())
-    if spreads and not found and gradients:
+    if flag.item() and not found and gradients:
         gradients[0].fill_(math.inf)  # whatever its strides
-    return spreads
 
 
 def are_finite(gradients: Iterable[torch.Tensor]) -> bool:

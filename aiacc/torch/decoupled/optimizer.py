@@ -206,8 +206,8 @@ class DecoupledDistributed(ReducingOptimizer):
         exchange.check_again()
         self._shards.leave_out(exchange.dropped())
 
-    def _prepare_for(self, scaler: torch.amp.GradScaler) -> None:
-        del scaler
+    def _prepare_for(self, scaler: torch.amp.GradScaler, account: dict[str, Any]) -> None:
+        del scaler, account
         if self._should_synchronize:
             self.synchronize()
         elif self._exchange is not None:
@@ -217,12 +217,12 @@ class DecoupledDistributed(ReducingOptimizer):
     step.hooked = True  # type: ignore[attr-defined]
 
     def _has_reduced(self, exchange: Exchange) -> bool:
-        return self._synchronized and not exchange.under_way
+        return self._synchronized and not self._is_over and not exchange.under_way
 
     def _reduce(self, exchange: Exchange) -> None:
         exchange.reduce(self._shards.fault())
         self._shards.put_gradients(exchange.dropped())
-        self._synchronized = True
+        self._synchronized, self._account = True, {}
         self._spread = False
 
     def _spread_infinity(self) -> None:
@@ -260,6 +260,7 @@ class DecoupledDistributed(ReducingOptimizer):
         if self._exchange.under_way:
             self._exchange.begin_anew()
             self._check_clearable(self._exchange.under_way)
+        self._synchronized = False
         self._exchange.clear_gradients(set_to_none)
 
     # --- state

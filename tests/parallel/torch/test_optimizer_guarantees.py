@@ -73,24 +73,108 @@ def _reduces(training):
     return training.optimizer.op != hvd.Adasum
 
 
+def _has_part(training):
+    """Whether a rank updates a part of the parameters."""
+    return hasattr(training.optimizer, "clip_grad_norm_")
+
+
+def _scaler():
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
+    scaler.scale(torch.ones(()))  # which a rank without gradients may never do
+    return scaler
+
+
+def _drop_one(model):
+    model[2].weight.grad = None
+
+
 def _infinite_on_one_rank(model, rank, batch):
     bad = batch == 1 and rank == hvd.size() - 1
     return _loss(model, rank, batch) + (model[0].weight[0, 0] * float("inf") if bad else 0)
 
 
-def _an_overflow_is_skipped_by_all(unscales, make):
-    training = make()
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
+def _an_overflow_is_skipped_by_all(unscales, lacking, make):
+    """Also by rank 0, which has no gradients of the batches ``lacking``."""
+    training, scaler = make(), _scaler()
     for batch in range(3):
         before = flat(training.model)
         training.zero_grad()
-        training.backward(batch, loss=_infinite_on_one_rank, scaler=scaler)
+        if hvd.rank() > 0 or batch not in lacking:
+            training.backward(batch, loss=_infinite_on_one_rank, scaler=scaler)
         if unscales:
             training.unscale(scaler)
         training.step(scaler)
         assert torch.equal(flat(training.model), before) == (batch == 1)
     assert scaler.get_scale() == 4.0
     return training
+
+
+def _gradients_that_no_rank_has_are_those_of_a_step_without_scaler(make):
+    training = train(make(), [0])
+    training.zero_grad()
+    if _reduces(training):
+        training.step(_scaler())
+    else:
+        training.refused(lambda training: training.step(_scaler()), "No inf checks were recorded")
+    return train(training, [1])
+
+
+def _a_step_may_be_left_out_by_all(make):
+    """After gradients were clipped; in the next step rank 0 has none."""
+    training = make()
+    for batch in range(3):
+        training.zero_grad()
+        if hvd.rank() > 0 or batch != 1:
+            training.backward(batch)
+        training.clip(0.1)
+        if batch > 0:
+            training.step()
+        training.reduced = False
+    return training
+
+
+def _unscaling_too_early_is_refused(make):
+    """By ranks without gradients, too."""
+    training = make()
+
+    def unscales(training):
+        scaler = _scaler()
+        if hvd.rank() > 0:
+            training.backward(0, scaler=scaler)
+        scaler.unscale_(training.optimizer)
+        training.reduced = False
+        Together.step(training, scaler)
+
+    for _ in range(2):
+        if _reduces(training):
+            training.refused(unscales, r"(?s)before.*synchronize\(\)")
+        else:
+            unscales(training)
+        if _has_part(training):
+            training.optimizer.synchronize()
+            break
+        training.zero_grad()
+    return train(training, [1])
+
+
+def _gradients_dropped_once_they_have_left_are_refused(drop, make):
+    """Where they are; the others are told when that rank ends. A rank's part may be left as is."""
+    training = make()
+
+    def steps(training):
+        training.backward(0)
+        if hvd.rank() == 0 or training.kfac:
+            drop(training.model)
+        training.step()
+
+    if not _reduces(training) or _has_part(training):
+        steps(training)
+        return training
+    if hvd.rank() == 0 or training.kfac:
+        training.refused(steps, r"dropped between.*optimizer.synchronize\(\)")
+    else:
+        steps(training)
+    return train(make(), [1])
 
 
 def _a_step_of_gradients_that_are_not_reduced_is_refused(make):
@@ -133,7 +217,6 @@ def _clipping_by_param_groups_is_that_of_all_ranks_or_refused(make):
     groups = training.optimizer.param_groups
     parameters = [parameter for group in groups for parameter in group["params"]]
     clip = partial(nn.utils.clip_grad_norm_, parameters, 1e-3)
-    is_part = hasattr(training.optimizer, "clip_grad_norm_")
 
     def clips(training):
         training.backward(0)
@@ -144,12 +227,12 @@ def _clipping_by_param_groups_is_that_of_all_ranks_or_refused(make):
         training.refused(clips, "clip_grad_norm_")
     else:
         clips(training)
-    if is_part:
+    if _has_part(training):
         training.optimizer.synchronize()
     training.zero_grad()
     training.backward(1)
     training.synchronize()
-    if is_part:
+    if _has_part(training):
         first = parameters[0].grad
         for norm in (clip, lambda: first.data.norm(2), lambda: first.pow(2).sum(), first.abs().max):
             with pytest.raises(ValueError, match=r"a part of the model.*clip_grad_norm_, whose"):
@@ -222,8 +305,16 @@ def _two_in_another_order_are_refused(jointly, make):
 
 
 GUARANTEES = [
-    partial(_an_overflow_is_skipped_by_all, False),
-    partial(_an_overflow_is_skipped_by_all, True),
+    *(
+        partial(_an_overflow_is_skipped_by_all, unscales, lacking)
+        for unscales in (False, True)
+        for lacking in [(), (1, 2)]
+    ),
+    _gradients_that_no_rank_has_are_those_of_a_step_without_scaler,
+    _a_step_may_be_left_out_by_all,
+    _unscaling_too_early_is_refused,
+    partial(_gradients_dropped_once_they_have_left_are_refused, nn.Module.zero_grad),
+    partial(_gradients_dropped_once_they_have_left_are_refused, _drop_one),
     _a_step_of_gradients_that_are_not_reduced_is_refused,
     _a_write_to_data_is_refused_once_it_has_left,
     _clipping_by_param_groups_is_that_of_all_ranks_or_refused,
