@@ -58,7 +58,8 @@ def main() -> int:
 
 def pages() -> list[Path]:
     """The pages that are checked."""
-    return [ROOT / "README.md", ROOT / "bench/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    more = ("README.md", "bench/README.md", "tests/README.md")
+    return [*(ROOT / path for path in more), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def sources() -> dict[str, str]:
@@ -103,6 +104,19 @@ def problems(texts: dict[str, str]) -> Iterator[str]:
     for path in ("README.md", "docs/launching.md"):
         yield from _extras(path, texts[path])
     yield from _quick_start(texts["README.md"])
+    yield from _tests(texts)
+
+
+def _tests(texts: dict[str, str]) -> Iterator[str]:
+    """Tests that a page names, and that are not there."""
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    there = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
+    for path, text in texts.items():
+        for number, line in enumerate(text.splitlines(), 1):
+            names = {name for name in re.findall(r"::(test_\w+)", line) if name not in there}
+            paths = re.findall(r"\btests/[\w/]+\.(?:py|cc|h|c)\b", line)
+            for name in sorted({*names, *(one for one in paths if not (ROOT / one).exists())}):
+                yield f"{path}:{number}: {name} is not in tests/; name the test that is"
 
 
 # Tables of result files --------------------------------------------------------------------------
