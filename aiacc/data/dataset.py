@@ -47,8 +47,7 @@ class CachedDataset:
     memory, and all that give the same folder the disk, whatever job they are in.
 
     Args:
-        dataset: Has ``__getitem__`` and ``__len__``. Its samples depend on their index only; wrap
-            it anew after you have changed it.
+        dataset: Has ``__getitem__`` and ``__len__``. Its samples depend on their index only.
         memory: Bytes of the node's memory ("8GB", "8GiB" or a number), for all its processes
             together; or a folder of a memory file system and the bytes; None: none. No more than
             three quarters of what the machine, the container or the job has, or the file system;
@@ -191,10 +190,8 @@ class CachedDataset:
 
         Every other sampler does, too; `fetching_ahead` wraps one.
 
-        The first call fetches sample 0, and compares it with what the cache has for it; so does
-        the sampler where an epoch after its first one begins, for the dataset may have changed, and
-        raises the same errors there. With shard "neighbour" the ranks compare it, too, when they
-        exchange samples first.
+        The first call fetches sample 0, and compares it with what the cache has for it. With shard
+        "neighbour" the ranks compare it, too, when they exchange samples first.
 
         Collective: no.
         Blocks: while sample 0 is fetched.
@@ -254,16 +251,7 @@ class CachedDataset:
                 (mine,) = lists
                 return given(_numbers(mine))
 
-        has_begun = False
-
-        def compared(epoch: Epoch, lists: Sequence[Indices]) -> Iterator[int]:
-            nonlocal has_begun
-            if has_begun and self._digest:
-                self._source.check(0, self._digest)
-            has_begun = True
-            return through(epoch, lists)
-
-        return ShardSampler(epoch, place, self.fingerprint, compared, at_epoch, wants_everyones)
+        return ShardSampler(epoch, place, self.fingerprint, through, at_epoch, wants_everyones)
 
     def fetching_ahead(
         self, sampler: Iterable[int], count: int = 256, *, start_method: str | None = None

@@ -85,38 +85,30 @@ class Source:
                 )
         return data
 
-    def check(self, name: Any, before: int | None = None) -> int:
+    def check(self, name: Any) -> int:
         """Fetch a sample, and see that the cache has the same of an equal fingerprint.
-
-        Args:
-            name: Of the sample.
-            before: What this returned earlier.
 
         Returns:
             A digest of the sample's record, 64 bits with a sign.
 
         Raises:
-            ValueError: The cache has another one, of another process, of an earlier job, or of this
-                dataset as it was.
+            ValueError: The cache has another one, of another process or of an earlier job.
             Exception: What the user's function raised.
         """
         data = record.encode(self._attempts(name))
         if self.keeps is None:  # otherwise the ranks compare digests
             self.store.bring(self.key(name), lambda: data)
         kept = self.store.find(self.key(name), lent=True)
-        digest = hashlib.blake2b(data, digest_size=8).digest()
-        found = int.from_bytes(digest, "little", signed=True)
-        is_another = kept not in (None, data) or before not in (None, found)
         # A sample that is augmented at random is another one each time, of which `fetch` warns.
-        if is_another and record.encode(self._attempts(name)) == data:
+        if kept not in (None, data) and record.encode(self._attempts(name)) == data:
             raise ValueError(
                 f"sample {name} of {self.what} is another one here than in the cache, where one of "
                 f"an equal fingerprint is kept, {self.fingerprint} (expected equal samples): the "
-                "datasets of two ranks, or of this job and an earlier one, differ, or this one has "
-                "changed since it was wrapped; give each a fingerprint= of its own, or another "
-                "version=, and wrap one anew that has changed"
+                "datasets of two ranks, or of this job and an earlier one, differ; give each a "
+                "fingerprint= of its own, or another version="
             )
-        return found
+        found = hashlib.blake2b(data, digest_size=8).digest()
+        return int.from_bytes(found, "little", signed=True)
 
     def _stays(self, name: Any) -> bool:
         return self.keeps is None or bool(self.keeps[name])

@@ -132,19 +132,6 @@ def test_other_samples_of_an_equal_fingerprint_are_told_by_one_fetch(tmp_path, o
     opened([]).sampler()
 
 
-@pytest.mark.parametrize("memory", ["1MB", 8])  # which keeps sample 0, or not
-@pytest.mark.filterwarnings("ignore:.*takes records of at most")
-def test_a_dataset_that_has_changed_is_told_where_an_epoch_begins(source, opened, memory):
-    cached = opened(source, memory=memory)
-    sampler = cached.sampler()
-    assert sorted(sampler) == sorted(sampler) == [*range(20)]
-    source.size = 50
-    with pytest.raises(ValueError, match=r"sample 0 of Origin is another one .*wrap one anew"):
-        next(iter(sampler))
-    source.size = 100
-    assert sorted(sampler) == [*range(20)]
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_a_data_loader_share_what_they_have(cached, method):
     """One of the reasons for which torch has no such cache: a copy per worker."""
