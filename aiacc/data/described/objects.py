@@ -116,8 +116,7 @@ def parts_of(value: Any) -> Parts:
         yield from program.module_parts(value)
     else:
         yield Of(type(value), ".__class__")
-        kinds = (_plain_parts, _array_parts, _tensor_parts, _code_parts, _file_parts, _shared_parts)
-        for of in kinds:
+        for of in _KINDS:
             if (parts := of(value)) is not None:
                 yield from parts
                 return
@@ -171,8 +170,13 @@ def _is_plain(values: Collection[Any]) -> bool:
     return kinds <= _SCALARS
 
 
-def _attribute_parts(value: Any, bases: Iterable[type] | None = None) -> Parts:
-    """Of its slots those of all classes, or of some of them, and the other attributes."""
+def _attribute_parts(
+    value: Any, bases: Iterable[type] | None = None, handles: bool = True
+) -> Parts:
+    """Of its slots those of all classes, or of some of them, and the other attributes.
+
+    Without ``handles``, for which nobody wants to answer, those that cannot be described.
+    """
     bases = type(value).__mro__ if bases is None else bases
     slots = [name for base in bases for name in _slots_of(base)]
     attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
@@ -183,6 +187,8 @@ def _attribute_parts(value: Any, bases: Iterable[type] | None = None) -> Parts:
     paths = [one for one in attributes.values() if files and type(one) in {str, *_PATHS}]
     said = {str(Path(one).absolute()) for one in paths}
     for name in sorted(attributes):
+        if not handles and _is_handle(attributes[name]):
+            continue
         yield name
         # A file that is opened by a name which is an attribute, too, may be open yet or not.
         yield Of(None if files.get(name) in said else attributes[name], f".{name}")
@@ -283,18 +289,18 @@ def _file_parts(value: Any) -> Parts | None:
         return _with_attributes(value, Of(value.getvalue(), ""))
     if any(value is one for one in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)):
         return iter(["written"])
-    how = repr([getattr(value, one, None) for one in ("mode", "encoding", "errors")])
     if isinstance(value, io.FileIO):
         if (name := _name_of_file(value)) is None:
             raise ValueError("no file that it reads has its name")
-        return iter([name, how]) if type(value) is io.FileIO else _with_attributes(value, name, how)
+        return _with_attributes(value, name, value.mode)
     if (over := _FILES_OVER.get(name_of(type(value)))) is not None:
-        return iter([Of(getattr(value, over), f".{over}"), how])
+        how = [getattr(value, one, None) for one in ("mode", "encoding", "errors")]
+        return iter([Of(getattr(value, over), f".{over}"), repr(how)])
     if not _is_of_hdf5(value):
         return None
     if (name := _filename_of(value)) is None:
         raise ValueError("it is closed, or in no file")
-    return iter([name, str(value.name), how])
+    return iter([name, str(value.name)])
 
 
 def _filename_of(value: Any) -> str | None:
@@ -330,7 +336,7 @@ def _shared_parts(value: Any) -> Parts | None:
         default = contextvars.Context().run(_content_of, value)
         return iter([value.name, Of(default, " default"), Of(_content_of(value), ".get()")])
     if isinstance(value, threading.local):
-        return _attribute_parts(value)
+        return _attribute_parts(value, handles=False)
     if isinstance(value, threading.Thread):
         attributes = vars(value).items()
         return _dict_parts({name: one for name, one in attributes if name not in _OF_THREADS})
@@ -389,11 +395,29 @@ def _object_parts(value: Any) -> Parts:
         return
     yield from pickled
     # A package knows what to pickle. A user's class may leave out a function that cannot be, and
-    # Python's own what was added.
+    # Python's own what was added; of a handle (of LMDB) that is left out nothing is known.
     has_more = program.is_standard(kind) and kind.__dictoffset__ != 0
     if has_more or not program.is_installed(kind):
         others = [base for base in kind.__mro__ if not program.is_standard(base)]
-        yield from _attribute_parts(value, others)
+        yield from _attribute_parts(value, others, handles=False)
+
+
+def _is_handle(value: Any) -> bool:
+    """Whether nothing says what an object holds, whose class is a package's, in C.
+
+    It is outside of Python. What Python's own classes hold, such as a generator, is not.
+    """
+    kind = type(value)
+    is_outside = program.is_installed(kind) and kind.__module__ != "builtins"
+    if not (is_outside and _has_hidden_state(kind)):
+        return False
+    try:
+        if any(of(value) is not None for of in _KINDS):
+            return False
+        list(_pickled_parts(value))
+    except Exception:
+        return True
+    return False
 
 
 def _has_hidden_state(kind: type) -> bool:
@@ -418,3 +442,7 @@ def _pickled_parts(value: Any) -> Parts:
     # An empty dict of attributes may be there, or not yet.
     parts = [None if type(part) is dict and not part else part for part in reduced]
     return iter([Of(list(one) if isinstance(one, Iterator) else one, "") for one in parts])
+
+
+#: What describes objects of some kinds; None of those of others.
+_KINDS = (_plain_parts, _array_parts, _tensor_parts, _code_parts, _file_parts, _shared_parts)

@@ -10,7 +10,9 @@ import contextlib
 import dis
 import functools
 import importlib.util
+import inspect
 import os
+import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -23,8 +25,8 @@ _PACKAGES = {"dist-packages", "site-packages"}
 _STANDARD = Path(os.__file__).parent
 #: Of a class or module, what says nothing of what it does, or is said otherwise.
 _UNSAID = {
-    *("__dict__", "__weakref__", "__doc__", "__module__"),
-    *("__annotations_cache__", "__conditional_annotations__"),
+    *("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__annotate__"),
+    *("__annotate_func__", "__annotations_cache__", "__conditional_annotations__"),
     *("__firstlineno__", "__static_attributes__", "__slotnames__", "_abc_impl"),
     *("__orig_bases__", "__parameters__", "__type_params__"),
     *("__builtins__", "__cached__", "__file__", "__loader__", "__path__", "__spec__"),
@@ -85,7 +87,20 @@ def class_parts(kind: type) -> Parts:
     yield Of(type(kind), ".__class__")
     for base in kind.__bases__:
         yield Of(base, ".__bases__")
+    yield from _annotations_of(kind)
     yield from _namespace_parts(vars(kind))
+
+
+def _annotations_of(described: Any) -> Parts:
+    """As texts, so without the code of classes that they name."""
+    if sys.version_info >= (3, 14):  # they may name what is not there
+        import annotationlib
+
+        found = annotationlib.get_annotations(described, format=annotationlib.Format.STRING)
+    else:
+        found = inspect.get_annotations(described)
+    for name, one in sorted(found.items()):
+        yield f"{name}: {re.sub(' at 0x[0-9a-f]+', '', inspect.formatannotation(one))}"
 
 
 def module_parts(module: types.ModuleType) -> Parts:
@@ -112,9 +127,7 @@ def function_parts(function: types.FunctionType) -> Parts:
     yield from code_parts(function.__code__, function.__globals__ if is_users else {})
     yield Of(function.__defaults__, ".__defaults__")
     yield Of(function.__kwdefaults__, ".__kwdefaults__")
-    # From Python 3.14 on a function, for annotations may name what is not there.
-    annotations = getattr(function, "__annotate__", None) or function.__annotations__
-    yield Of(annotations, ".__annotations__")
+    yield from _annotations_of(function)
     yield Of(vars(function), "")
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:

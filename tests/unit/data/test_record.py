@@ -14,6 +14,7 @@ import multiprocessing
 import queue
 import random
 import re
+import sqlite3
 import struct
 import sys
 import tarfile
@@ -299,6 +300,7 @@ ALIKE = [
     [np.array(["a", "b"], object), np.array(["a", "c"], object)],
     *([array.array("i", [1, 2]), array.array("i", [1, 3])], [range(50), range(50, 100)]),
     [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.ones(3))],
+    [type("Config", (dict,), {"__getattr__": dict.__getitem__})(size=size) for size in (1, 2)],
     *([{key: 3}, {key: 4}] for key in (1.5, (1, 2), ((1,), 2), np.int64(1), Path("a"), int, None)),
     [{frozenset([1]): 3}, {frozenset([1]): 4}, {frozenset([2]): 3}],
     [{"a": 1, "b": 2}, {"b": 2, "a": 1}],
@@ -440,12 +442,22 @@ def test_a_package_that_says_no_version_has_that_of_its_installation(tmp_path, m
         (Future(), "a concurrent.futures._base.Future"),
         (after(queue.SimpleQueue(), "put", 1), "a _queue.SimpleQueue"),
         (Connected(1, (number for number in "ab")), "a builtins.generator"),
+        (sqlite3.connect(":memory:"), "a sqlite3.Connection"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_described_is_refused(value, kind):
     with pytest.raises(ValueError, match=rf"dataset\.table\[0\].* is {kind}, .*fingerprint="):
         fingerprint_of(Files(table=[value]))
+
+
+def test_a_handle_that_nobody_answers_for_says_nothing():
+    handles = [sqlite3.connect(":memory:") for _ in range(2)]
+    for holding in (lambda one: Connected(1, one), lambda one: having(threading.local(), one)):
+        first, second = (fingerprint_of(Files(table=[holding(one)])) for one in handles)
+        assert first == second
+    for handle in handles:
+        handle.close()
 
 
 LEAVES = [
