@@ -123,7 +123,7 @@ class AdasumDistributed(ScaledOptimizer):
         if given and not gradients:
             # Nothing is to be unscaled here; but this rank skips the steps that others skip.
             device = self.param_groups[0]["params"][0].device
-            record = torch.tensor(1.0 if infinite else 0.0, device=device)
+            record = torch.tensor(float(infinite > 0), dtype=torch.float32, device=device)
             account.update(stage=OptState.UNSCALED, found_inf_per_device={device: record})
         elif infinite:
             for gradient in gradients[:1]:

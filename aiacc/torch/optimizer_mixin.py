@@ -238,6 +238,7 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         if self._reducer.under_way:
             self._reducer.begin_anew()
             self._check_clearable(self._reducer.under_way)
+        self._synchronized = self._settled = False
         super().zero_grad(*args, **kwargs)
 
     @property
