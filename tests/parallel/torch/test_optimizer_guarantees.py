@@ -119,16 +119,17 @@ def _gradients_that_no_rank_has_are_those_of_a_step_without_scaler(make):
     return train(training, [1])
 
 
-def _a_step_may_be_left_out_by_all(make):
+def _a_step_may_be_left_out_by_all(scaled, make):
     """After gradients were clipped; in the next step rank 0 has none."""
-    training = make()
+    training, scaler = make(), _scaler() if scaled else None
     for batch in range(3):
         training.zero_grad()
         if hvd.rank() > 0 or batch != 1:
-            training.backward(batch)
-        training.clip(0.1)
+            training.backward(batch, scaler=scaler)
+        if batch == 0 or not scaled:
+            training.clip(0.1)
         if batch > 0:
-            training.step()
+            training.step(scaler)
         training.reduced = False
     return training
 
@@ -311,7 +312,8 @@ GUARANTEES = [
         for lacking in [(), (1, 2)]
     ),
     _gradients_that_no_rank_has_are_those_of_a_step_without_scaler,
-    _a_step_may_be_left_out_by_all,
+    partial(_a_step_may_be_left_out_by_all, False),
+    partial(_a_step_may_be_left_out_by_all, True),
     _unscaling_too_early_is_refused,
     partial(_gradients_dropped_once_they_have_left_are_refused, nn.Module.zero_grad),
     partial(_gradients_dropped_once_they_have_left_are_refused, _drop_one),
