@@ -352,7 +352,6 @@ CoordinatorWorld world_of(const Bed& bed, NcclWorld& gpus, std::uint32_t seed) {
   if (random() % 3 == 0) {
     world.options.linger = std::chrono::hours(1);
   }
-  world.options.patience = std::chrono::hours(1);  // whoever ignores a round that it must not hangs
   if (bed.hosts.empty()) {
     return world;
   }
@@ -448,7 +447,9 @@ TEST_P(CoordinatorRandomTest, EveryProgramEndsWithTheRightResults) {
     if (bed.one_order) {
       gpus.nccl.set_resident(1);
     }
-    with_gpus(gpus, bed.place, world_of(bed, gpus, seed), 2, [&](int rank, RankParts& parts) {
+    CoordinatorWorld world = world_of(bed, gpus, seed);
+    world.options.patience = std::chrono::hours(1);  // who leaves out a round that it is in hangs
+    with_gpus(gpus, bed.place, world, 2, [&](int rank, RankParts& parts) {
       RankRun run(program, rank, parts, gpus.cuda, bed.gpus_each, seed);
       const Status status = run.run();
       EXPECT_TRUE(status.ok()) << "rank " << rank << ": " << status.message();
