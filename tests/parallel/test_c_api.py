@@ -104,9 +104,9 @@ def test_tensors_on_a_gpu():
 @on_ranks(2)
 def test_shutdown_tells_who_waits():
     rank = hvd.rank()
-    hvd.barrier()
     if rank == 0:
         _run("leave_pending")
+    hvd.barrier()  # they are under way
     aiacc.shutdown()
     if rank == 0:
         _run("pending_failed", SHUTDOWN, b"has shut down")
