@@ -14,7 +14,7 @@ from torch import nn
 
 import aiacc
 import aiacc.torch as hvd
-from tests.parallel.torch.test_optimizer_situations import Net, loss, momentum
+from tests.parallel.torch.test_optimizer_situations import NET, VIEWS, loss
 from tests.support.jobs import on_ranks
 from tests.support.learning.training import (
     DUPLICATES,
@@ -30,10 +30,6 @@ from tests.support.learning.training import (
     together,
     train,
 )
-
-NET = Recipe(Net, momentum, loss)
-VIEWS = {"gradient_as_bucket_view": True}
-
 
 # --- every class of torch, and copies
 

@@ -23,7 +23,7 @@ from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Planner
 from aiacc.torch.reducer.reducer import GradientReducer
 from aiacc.torch.reducer.storage import flat_buckets, own_memory
-from tests.parallel.torch.test_optimizer_situations import Net, loss, momentum
+from tests.parallel.torch.test_optimizer_situations import NET, VIEWS, Net, loss, momentum
 from tests.support.jobs import on_ranks
 from tests.support.learning.training import (
     Alone,
@@ -36,9 +36,6 @@ from tests.support.learning.training import (
     distributed,
     train,
 )
-
-NET = Recipe(Net, momentum, loss)
-VIEWS = {"gradient_as_bucket_view": True}
 
 
 def _wrap(model, **options):

@@ -73,6 +73,8 @@ def loss(model, rank, batch):
 
 
 momentum = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
+NET = Recipe(Net, momentum, loss)
+VIEWS = {"gradient_as_bucket_view": True}
 
 
 def two_groups(kind, parameters):
