@@ -124,6 +124,10 @@ def test_threads_that_are_slow_on_every_rank_are_waited_for(name):
 VALUES = {"NaN": np.nan, "infinity": -np.inf}
 
 
+def _all_reduced(tensors):
+    return [hvd.allreduce_async(x, name=name, op=hvd.Sum) for name, x in tensors.items()]
+
+
 @in_job
 def _give_what_is_not_finite(raises):
     """Rank 1 does, among others. The errors there are, if there shall be any."""
@@ -133,10 +137,10 @@ def _give_what_is_not_finite(raises):
         if hvd.rank() == 1:
             tensors[what][6] = value
         for _ in range(1 if raises else 3):
-            handles = [hvd.allreduce_async(x, name=name, op=hvd.Sum) for name, x in tensors.items()]
             if raises:
+                # Whoever submits after the error has come is told at once.
                 with pytest.raises(aiacc.CollectiveError) as caught:
-                    [hvd.synchronize(handle) for handle in handles]
+                    [hvd.synchronize(handle) for handle in _all_reduced(tensors)]
                 with pytest.raises(aiacc.CollectiveError) as later:
                     hvd.barrier()
                 assert str(later.value) == str(caught.value)
@@ -144,7 +148,7 @@ def _give_what_is_not_finite(raises):
                 hvd.shutdown()
                 hvd.init()
                 continue
-            a, b, c = map(hvd.synchronize, handles)
+            a, b, c = map(hvd.synchronize, _all_reduced(tensors))
             assert (a == hvd.size()).all()
             assert (c == hvd.size()).all()
             assert not np.isfinite(b[6])
