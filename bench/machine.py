@@ -1,16 +1,19 @@
 """What a result file says about where and from what it was measured."""
 
+import functools
 import os
 import platform
 import subprocess
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("aiacc-distributed", "torch", "numpy", "mpich")
 
 
-def describe() -> dict[str, object]:
+def describe() -> dict[str, Any]:
     """CPU, usable cores, memory and kernel of this machine."""
     return {
         "cpu": _field("/proc/cpuinfo", "model name") or platform.processor(),
@@ -32,7 +35,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def commit(checkout: Path = ROOT) -> dict[str, object]:
+def commit(checkout: Path = ROOT) -> dict[str, Any]:
     """Commit of a checkout, and whether files that matter differ from it."""
     try:
         head = _git(checkout, "rev-parse", "HEAD")
@@ -43,9 +46,39 @@ def commit(checkout: Path = ROOT) -> dict[str, object]:
     return {"commit": head, "dirty": bool(changed)}
 
 
+@functools.cache
+def on_main(commit: str) -> bool:
+    """Whether a commit is an ancestor of main, or of HEAD where there is no main."""
+    for name in ("main", "origin/main", "HEAD"):
+        if _known(name):
+            return _known(commit) and _says("merge-base", "--is-ancestor", commit, name)
+    return False
+
+
+def changed(commit: str, paths: Sequence[str]) -> int:
+    """Commits since ``commit`` that touch ``paths``; 0 if that commit is not known."""
+    if not _known(commit):
+        return 0
+    return int(_git(ROOT, "rev-list", "--count", f"{commit}..HEAD", "--", *paths))
+
+
+def kind(machine: Mapping[str, Any]) -> str:
+    """Of which kind a described machine is: results of one kind may stand in one table."""
+    return f"{machine['cpu']}, {machine['cores']} cores"
+
+
 def load() -> list[float]:
     """Load averages over 1, 5 and 15 minutes."""
     return [round(value, 2) for value in os.getloadavg()]
+
+
+def _known(name: str) -> bool:
+    return _says("cat-file", "-e", f"{name}^{{commit}}")
+
+
+def _says(*arguments: str) -> bool:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def _git(checkout: Path, *arguments: str) -> str:
