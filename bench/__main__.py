@@ -6,6 +6,7 @@ python -m bench network.training --write        # keep the result; its table and
 python -m bench network.training:resnet50:300   # one cell
 python -m bench --write                         # all tables and plots from kept results
 python -m bench --check                         # what a rival would not sign; 1 if there is any
+python -m bench --alarm                         # watched cells beside what is kept; 1 if slower
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench import record
+from bench.alarm import watch
 from bench.machine import ROOT
 from bench.plots import save
 from bench.row import ROWS, Row, row_of
@@ -35,6 +37,8 @@ def main() -> int:
             found = [line for row, _ in chosen for line in problems(row, age=True)]
             print(*(found or ["all results can be signed"]), sep="\n")
             return 1 if found else 0
+        if options.alarm:
+            return watch(lambda row, cell: _run(row, cell, options.rounds))
         if not options.rows and not options.write:
             raise ValueError("no row (expected some; python -m bench --list names them)")
         if options.write and options.rows and (reason := record.refusal()):
@@ -86,9 +90,7 @@ def _measured(row: Row, cell: str | None, options: argparse.Namespace) -> list[r
     module: Any = row.load()
     fresh = []
     for name in module.CELLS if cell is None else [cell]:
-        begun = record.begun(sys.argv[1:])
-        print(f"[bench] {row.name}:{name}", file=sys.stderr, flush=True)
-        run = record.finished(begun, name, module.measure(name, options.rounds))
+        run = _run(row, name, options.rounds)
         fresh.append(run)
         if options.write:
             short = list(record.problems(row, [run]))
@@ -96,6 +98,12 @@ def _measured(row: Row, cell: str | None, options: argparse.Namespace) -> list[r
                 raise ValueError(f"not kept: {'; '.join(short)}")
             record.write(row.result, run, module.CELLS)
     return record.read(row.result) if options.write else fresh
+
+
+def _run(row: Row, cell: str, rounds: int | None) -> record.Run:
+    begun = record.begun(sys.argv[1:])
+    print(f"[bench] {row.name}:{cell}", file=sys.stderr, flush=True)
+    return record.finished(begun, cell, row.load().measure(cell, rounds))
 
 
 def _chosen(text: str) -> tuple[Row, str | None]:
@@ -123,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("rows", nargs="*", metavar="ROW[:CELL]", help="see --list")
     parser.add_argument("--list", action="store_true", help="say what there is")
     parser.add_argument("--check", action="store_true", help="say what is wrong with results")
+    parser.add_argument("--alarm", action="store_true", help="say what has become slower")
     parser.add_argument("--write", action="store_true", help="keep results, write the pages")
     parser.add_argument("--rounds", type=int, metavar="N", help="in place of a row's own number")
     return parser

@@ -36,6 +36,7 @@ class Row:
         paths: Sources that it depends on, besides its module.
         needs: Of "root", "gpu", "quiet" and the names of packages.
         minutes: How long all its cells take on two cores, about.
+        watched: Cells that `make nightly` compares; the module says OURS and PEERS.
         simulated: Whether it computes what it shows, and has no samples.
     """
 
@@ -46,6 +47,7 @@ class Row:
     paths: tuple[str, ...] = PRODUCT
     needs: tuple[str, ...] = ()
     minutes: float = 1.0
+    watched: tuple[str, ...] = ()
     simulated: bool = False
 
     @property
