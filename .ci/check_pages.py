@@ -86,6 +86,8 @@ def problems(texts: dict[str, str]) -> Iterator[str]:
     """What is wrong in ``texts``, the pages by their paths."""
     from aiacc import _core
     from aiacc.run.help_env import as_markdown
+    from bench.__main__ import problems as of_row
+    from bench.row import ROWS
 
     expected = {path: BLOCK.sub(r"\1what nobody writes\n", text) for path, text in texts.items()}
     for page, write in writers():
@@ -99,6 +101,8 @@ def problems(texts: dict[str, str]) -> Iterator[str]:
                 remedy = "write it by make docs, or by the program of bench/ whose table it is"
                 yield f"{path}:{number}: expected {other[:70]!r} here; {remedy}"
                 break
+    for row in ROWS:
+        yield from of_row(row)
     yield from _footprint(texts["docs/network.md"])
     yield from _command(texts["docs/compression.md"])
     for path in ("README.md", "docs/launching.md"):
@@ -126,11 +130,16 @@ def writers() -> Iterator[tuple[Path, Callable[[str], str]]]:
     """Pages, and what puts current tables into one."""
     from bench import kfac, kfac_page, planning, report
     from bench.data import page as data_page
-    from bench.network import report as network
     from bench.network.runs import load
+    from bench.record import read
+    from bench.row import ROWS
     from bench.second_order import convergence, convergence_report, parts
+    from bench.tables import section
     from bench.training.compression import report as training
 
+    for row in ROWS:
+        if runs := read(row.result):
+            yield ROOT / row.page, _between(row.mark, section(row.load(), runs))
     for page, tables in report.documents(report.read(report.RESULTS)).items():
         for mark, table in tables.items():
             yield page, _between(mark, table)
@@ -139,7 +148,6 @@ def writers() -> Iterator[tuple[Path, Callable[[str], str]]]:
         result = module.RESULTS if name == "bench.compile" else module.RESULT
         runs = _json(result) if function == "table" else load(result)
         yield module.PAGE, _between(module.MARK, getattr(module, function)(runs))
-    yield network.PAGE, network.with_sections
     yield data_page.PAGE, lambda text: data_page.with_all_tables(text, report.FOLDER)
     yield kfac_page.PAGE, lambda text: kfac_page.with_tables(text, _json(kfac.RESULT))
     yield planning.PAGE, lambda text: planning.with_tables(text, _json(planning.RESULT))

@@ -43,6 +43,7 @@ def main() -> int:
             raise ValueError("no row (expected some; python -m bench --list names them)")
         if options.write and options.rows and (reason := record.refusal()):
             raise ValueError(f"--write: {reason}")
+        wrong = False
         for row, cell in chosen:
             runs = _measured(row, cell, options) if options.rows else record.read(row.result)
             if not runs:
@@ -51,10 +52,11 @@ def main() -> int:
                 publish(row, runs)
             else:
                 print(section(row.load(), runs))
+            wrong |= any(run.get("wrong") for run in runs)
     except (ValueError, RuntimeError, OSError) as error:
         print(f"[bench] {error}", file=sys.stderr)
         return 2
-    return 0
+    return 1 if wrong else 0
 
 
 def problems(row: Row, *, age: bool = False) -> Iterator[str]:
@@ -69,6 +71,8 @@ def problems(row: Row, *, age: bool = False) -> Iterator[str]:
         yield f"{row.name}: not measured"
         return
     yield from record.problems(row, runs)
+    for run in runs:
+        yield from (f"{row.name}:{run['cell']}: {text}" for text in run.get("wrong", ()))
     if age:
         yield from record.stale(row, runs)
     page = ROOT / row.page

@@ -1,6 +1,6 @@
 """``python -m bench.report``: tables of the documents, from result files.
 
-Those of docs/network.md are ``bench.network.report``'s.
+Those of `bench.row` are written by ``python -m bench``.
 """
 
 import argparse
@@ -15,8 +15,12 @@ from typing import Any
 from bench.collectives.jobs import engine_of
 from bench.collectives.rows import BARS, CONTENDERS, ROWS, Bar, Row, bar_of, row_of
 from bench.machine import ROOT
-from bench.network.runs import load
-from bench.network.tables import caps_text, step_s
+from bench.network.plan import Spec
+from bench.network.training import PEERS, TITLES
+from bench.record import Run, samples
+from bench.record import read as read_runs
+from bench.row import row_of as frame_row
+from bench.tables import fastest
 
 FOLDER = ROOT / "bench" / "results"
 RESULTS = FOLDER / "collectives.json"
@@ -66,17 +70,20 @@ def summary(report: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *_idle(report), *_floor(report, results), _provenance(report)])
 
 
-def highlights(report: dict[str, Any], training: list[dict[str, Any]]) -> str:
+def highlights(report: dict[str, Any], training: list[Run]) -> str:
     """Markdown: a few rows for a reader in a hurry, and a step between virtual hosts."""
     results = _by_key(report)
     lines = ["| work | where | aiacc | peer | aiacc / peer |", "| --- | --- | --- | --- | --- |"]
-    run = next(run for run in training if run["workload"] == "resnet50" and run["bed"]["flow_mbit"])
-    ours, peer, tuned = (step_s(run, name) or 0.0 for name in ("lanes8", "ddp", "ddp_multi"))
+    run = next(run for run in training if run["cell"] == "resnet50:300")
+    peers = dict.fromkeys(("ddp1:25", fastest(run, PEERS) or "ddp1:25"))
+    times = {name: median(samples(run, name)) for name in ("lanes8", *peers)}
+    ours = times["lanes8"]
+    theirs = "; ".join(f"{TITLES[name]}: {times[name]:.2f} s" for name in peers)
     lines.append(
         f"| training step, ResNet-50, backward pass modelled "
-        f"| {run['bed']['hosts']} virtual hosts, flow / interface {caps_text(run)}, 8 lanes "
-        f"| {ours:.2f} s | DDP/gloo: {peer:.2f} s; its interface listed 4 times: {tuned:.2f} s "
-        f"| {ours / peer:.2f}x; {ours / tuned:.2f}x |"
+        f"| {run['bed']['hosts']} virtual hosts, flow / interface {Spec(**run['bed']).caps} "
+        f"| 8 lanes: {ours:.2f} s | {theirs} "
+        f"| {'; '.join(f'{ours / times[one]:.2f}x' for one in peers)} |"
     )
     for key, (kind, way) in itertools.product(_HIGHLIGHTS, _WAYS.items()):
         row, ours = row_of(key), results[key, kind, "aiacc"]["median"]
@@ -159,7 +166,7 @@ def documents(report: dict[str, Any]) -> dict[Path, dict[str, str]]:
         f"bench:{name.replace('_', '-').lower()}": summary(read(FOLDER / f"{name}.json"))
         for name in _OTHERS
     }
-    training = load(FOLDER / "network_training.json")
+    training = read_runs(frame_row("network.training").result)
     return {
         ROOT / "README.md": {"bench:highlights": highlights(report, training)},
         _BENCHMARKS: {_MARK: summary(report), **others},

@@ -24,7 +24,8 @@ class Row:
       turns; it is measured, kept and replaced by itself.
     * ``measure(cell, rounds)``: what is kept of the cell, at least ``{"title": str, "unit": str,
       "samples": {contender: [[value, ...] of each job]}}``. ``rounds`` is None for the row's own
-      number. A simulation gives ``"samples": {}`` and the parameters it had.
+      number. A simulation gives ``"samples": {}`` and the parameters it had. What must not be goes
+      into ``"wrong": [text, ...]``: the command ends with 1, and checks name it.
     * ``tables(runs)``: Markdown, from the kept runs of all cells. Pure.
     * ``plot(runs)``, if it has one: a figure of matplotlib.
 
@@ -72,7 +73,85 @@ class Row:
         return importlib.import_module(self.module)
 
 
-ROWS: tuple[Row, ...] = ()
+#: Sources that decide what engines send between hosts.
+_BED = ("csrc", "bench/network/bed.py", "bench/network/program.py", "bench/network/launch.py")
+_STEP = (*_BED, "aiacc/torch", "aiacc/autotune", "bench/network/step.py")
+_ON_BED = ("root", "quiet")
+
+ROWS: tuple[Row, ...] = (
+    Row(
+        "network.training",
+        "steps of ResNet-50, VGG-16 and BERT between capped hosts: aiacc and DDP over gloo",
+        "bench.network.training",
+        "docs/network.md",
+        (*_STEP, "bench/network/workloads.py"),
+        _ON_BED,
+        105,
+    ),
+    Row(
+        "network.allreduce",
+        "bus bandwidth over lanes and hosts, by engines tcp and mpi",
+        "bench.network.allreduce",
+        "docs/network.md",
+        _BED,
+        (*_ON_BED, "mpich"),
+        10,
+    ),
+    Row(
+        "network.engines",
+        "bus bandwidth of every engine with several ranks on each of two hosts",
+        "bench.network.engines",
+        "docs/network.md",
+        (*_BED, "bench/network/allreduce.py"),
+        (*_ON_BED, "mpich"),
+        4,
+    ),
+    Row(
+        "network.wan",
+        "bus bandwidth over lanes and units between hosts with delay and loss",
+        "bench.network.wan",
+        "docs/network.md",
+        (*_BED, "bench/network/allreduce.py", "bench/network/native/relay.c"),
+        _ON_BED,
+        20,
+    ),
+    Row(
+        "network.units",
+        "sizes of units over delay, for all gradients of ResNet-50",
+        "bench.network.units",
+        "docs/network.md",
+        (*_BED, "bench/network/native/relay.c"),
+        _ON_BED,
+        12,
+    ),
+    Row(
+        "network.idle",
+        "what connections lose that start slowly again after a pause",
+        "bench.network.idle",
+        "docs/network.md",
+        (*_STEP, "bench/network/native/relay.c"),
+        _ON_BED,
+        12,
+    ),
+    Row(
+        "network.ablation",
+        "what lanes, units, hierarchy and negotiation are worth in a step",
+        "bench.network.ablation",
+        "docs/network.md",
+        _STEP,
+        _ON_BED,
+        20,
+    ),
+    Row(
+        "network.faults",
+        "what becomes of jobs in which ranks, links or packets are lost",
+        "bench.network.faults.row",
+        "docs/network.md",
+        (*PRODUCT, "bench/network/faults", "bench/network/native"),
+        ("root",),
+        45,
+    ),
+)
 
 
 def row_of(name: str) -> Row:

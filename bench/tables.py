@@ -91,11 +91,11 @@ def provenance(runs: Sequence[Run]) -> str:
     commits = sorted({run["commit"][:12] for run in runs})
     machines = sorted({kind(run["machine"]) for run in runs})
     loads = [run["load"]["before"][0] for run in runs if run["load"].get("before")]
-    commands = sorted({run["command"] for run in runs})
+    commands = sorted({run["command"] for run in runs if "command" in run})
     text = f"{dates}, commit {', '.join(commits)}, {' and '.join(machines)}"
     if loads:
         text += f", load before {min(loads):g} to {max(loads):g}"
-    return f"{text}. `{'`, `'.join(commands)}`"
+    return ". ".join([text, ", ".join(f"`{one}`" for one in commands)]) if commands else f"{text}."
 
 
 def between_marks(text: str, mark: str, table: str, where: str) -> str:

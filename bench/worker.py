@@ -16,7 +16,9 @@ def main() -> None:
     rank = next(os.environ[name] for name in _RANKS if name in os.environ)
     task = json.loads((folder / "task.json").read_text())
     found = getattr(importlib.import_module(module), function)(task)
-    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    fresh = folder / f"rank{rank}.new"
+    fresh.write_text(json.dumps(found))
+    fresh.rename(folder / f"rank{rank}.json")  # never half a result
 
 
 if __name__ == "__main__":

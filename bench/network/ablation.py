@@ -1,153 +1,78 @@
-"""What lanes, size of units, hierarchy and negotiation are each worth in a training step.
+"""Row network.ablation: what lanes, units, hierarchy and negotiation are worth in a step."""
 
-python -m bench.network.ablation        # writes bench/results/network_ablation.json
-"""
+from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
-from statistics import median
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from bench import machine
-from bench.network import runs, training
-from bench.network.bed import BedError, bed_for
+from bench import tables as markdown
+from bench.job import in_turn
+from bench.network.allreduce import CONGESTION
+from bench.network.bed import bed_for
 from bench.network.plan import Spec
+from bench.network.training import Way, job
+from bench.record import Run
 
-RESULTS = machine.ROOT / "bench" / "results" / "network_ablation.json"
-WORKLOAD = "resnet50"
-LANES = (1, 4, 8)
-UNITS = ("256KiB", "1MiB", "8MiB")
-
-#: Ways to agree on gradients. "bits": each as it comes, known ones as bits. "names": each as it
-#: comes, by name every time. "once": all of them together, after the backward pass.
-NEGOTIATIONS = ("bits", "names", "once")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One row; the default is that of aiacc.
-
-    Attributes:
-        lanes: AIACC_LANES.
-        unit: AIACC_UNIT_BYTES.
-        engine: AIACC_ENGINE.
-        negotiation: One of NEGOTIATIONS.
-    """
-
-    lanes: int = 4
-    unit: str = "1MiB"
-    engine: str = "tcp"
-    negotiation: str = "bits"
-
-    @property
-    def name(self) -> str:
-        """As on the command line."""
-        return f"{self.engine}-{self.lanes}-{self.unit}-{self.negotiation}"
-
-    def contender(self) -> training.Contender:
-        """Whom to measure; the first step of a job never counts."""
-        variables = {
-            "AIACC_ENGINE": self.engine,
-            "AIACC_LANES": str(self.lanes),
-            "AIACC_UNIT_BYTES": self.unit,
-        }
-        if self.negotiation == "names":
-            variables["AIACC_CACHE_CAPACITY"] = "0"
-        groups = 1 if self.negotiation == "once" else 0
-        return training.Contender(self.name, self.name, "aiacc", variables, 0, groups)
+CELLS = ("resnet50",)
+_LANES = (1, 4, 8)
+_UNITS = ("256KiB", "1MiB", "8MiB")
+#: Engine, lanes, unit, and how gradients are agreed on. "bits": each as it comes, known ones as
+#: bits. "names": each as it comes, by name every time. "once": all together, after the backward
+#: pass.
+DEFAULT = "tcp:4:1MiB:bits"
+SETTINGS = (
+    *(f"tcp:{lanes}:{unit}:bits" for lanes in _LANES for unit in _UNITS),
+    *(f"hierarchical:{lanes}:1MiB:bits" for lanes in _LANES),
+    *(f"tcp:4:1MiB:{how}" for how in ("names", "once")),
+)
+_HOSTS, _PER_HOST = 4, 2
+_STEPS, _ROUNDS = 3, 2
 
 
-def settings() -> list[Setting]:
-    """What is measured: lanes x units, lanes x hierarchy, and the negotiation by itself. Pure."""
-    found = [Setting(lanes, unit) for lanes in LANES for unit in UNITS]
-    found += [Setting(lanes, engine="hierarchical") for lanes in LANES]
-    found += [replace(Setting(), negotiation=how) for how in NEGOTIATIONS]
-    return list(dict.fromkeys(found))
+def way(setting: str) -> Way:
+    """How ranks train with a setting; the first step of a job never counts."""
+    engine, lanes, unit, negotiation = setting.split(":")
+    variables = {"AIACC_ENGINE": engine, "AIACC_LANES": lanes, "AIACC_UNIT_BYTES": unit}
+    if negotiation == "names":
+        variables["AIACC_CACHE_CAPACITY"] = "0"
+    groups = 1 if negotiation == "once" else 0
+    return Way(setting, "aiacc", variables, warm_up=0, groups=groups)
 
 
-def ablation_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown: a line per setting; where one was measured again, the last one counts."""
-    factors = [field.name for field in fields(Setting)]
-    rows = {Setting(**{name: row[name] for name in factors}): row
-            for run in runs for row in run["rows"]}  # fmt: skip
-    times = {setting: median(row["seconds"]) for setting, row in rows.items()}
-    default = times.get(Setting())
-    lines = ["| engine | AIACC_LANES | AIACC_UNIT_BYTES | negotiation | step | over the default "
-             "| rounds, bytes of negotiation per step |", "| --- " * 7 + "|"]  # fmt: skip
-    for setting in settings():
-        if setting in times:
-            time = times[setting]
-            cells = [setting.engine, str(setting.lanes), setting.unit, setting.negotiation]
-            cells += [f"{time:.2f} s", f"{time / default:.2f}x" if default else ""]
-            row = rows[setting]
-            cells.append(f"{row['rounds_per_step']:.0f}, {row['control_bytes_per_step']:,.0f}")
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def main() -> int:
-    """Measure the settings, write the file."""
-    options = _options()
-    chosen = [one for one in settings() if not options.only or one.name in options.only]
-    spec = Spec(
-        options.name,
-        hosts=options.hosts,
-        flow_mbit=options.flow_mbit,
-        nic_mbit=options.nic_mbit,
-        congestion="cubic",
-    )
-    run: dict[str, Any] = {
-        **runs.begun(),
-        "command": runs.command("bench.network.ablation", sys.argv[1:]),
-        "workload": WORKLOAD,
+def measure(cell: str, rounds: int | None) -> dict[str, Any]:
+    """All settings in turn."""
+    spec = Spec("ablation", _HOSTS, flow_mbit=75, nic_mbit=250, congestion=CONGESTION)
+    with bed_for(spec) as bed:
+        found = in_turn(
+            SETTINGS,
+            rounds or _ROUNDS,
+            lambda setting: job(bed, cell, way(setting), _STEPS, per_host=_PER_HOST),
+        )
+    return {
+        "title": f"{_HOSTS} hosts of {_PER_HOST} ranks; {spec.caps}",
+        "unit": "s",
+        "samples": {name: [one["seconds"] for one in jobs] for name, jobs in found.items()},
+        "negotiation": {
+            name: [jobs[-1]["rounds_per_step"], jobs[-1]["control_bytes_per_step"]]
+            for name, jobs in found.items()
+        },
         "bed": asdict(spec),
-        "per_host": options.per_host,
-        "rows": [],
     }
-    try:
-        with bed_for(spec) as bed:
-            for setting in chosen:
-                found = training.job(
-                    bed,
-                    WORKLOAD,
-                    setting.contender(),
-                    steps=options.steps,
-                    timeout_s=options.timeout,
-                    per_host=options.per_host,
-                )
-                run["rows"].append({**asdict(setting), **found, "load": machine.load()})
-                print(f"{setting.name}: {median(found['seconds']):.2f} s per step", flush=True)
-    except (BedError, RuntimeError) as error:
-        print(f"[bench.network] {error}", file=sys.stderr)
-        return 2
-    finally:
-        if run["rows"]:
-            runs.save(options.json, [*runs.kept(options.json, options.add), run])
-    return 0
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.network.ablation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    names = [one.name for one in settings()]
-    parser.add_argument("--json", type=Path, default=RESULTS, help="file to write (%(default)s)")
-    parser.add_argument("--add", action="store_true", help="keep the runs that the file has")
-    parser.add_argument("--only", nargs="+", choices=names, metavar="SETTING", help=str(names))
-    parser.add_argument("--name", default="ablation", help="of the bed (%(default)s)")
-    parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--per-host", type=int, default=2, help="ranks on each (%(default)s)")
-    parser.add_argument("--flow-mbit", type=float, default=75, metavar="MBIT")
-    parser.add_argument("--nic-mbit", type=float, default=250, metavar="MBIT")
-    parser.add_argument("--steps", type=int, default=2, help="of each job (%(default)s)")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds per job (%(default)s)")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def tables(runs: Sequence[Run]) -> str:
+    """A line for each setting."""
+    (run,) = runs
+    lines = [
+        [
+            *name.split(":"),
+            markdown.spread(run, name),
+            f"{markdown.ratio(run, name, DEFAULT):.2f}x",
+            "{:.0f}, {:,.0f}".format(*run["negotiation"][name]),
+        ]
+        for name in SETTINGS
+    ]
+    head = ["engine", "AIACC_LANES", "AIACC_UNIT_BYTES", "negotiation", "step (of the jobs)"]
+    head += ["over the default", "rounds, bytes of negotiation per step"]
+    return markdown.table(head, lines)

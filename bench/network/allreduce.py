@@ -1,257 +1,256 @@
-"""Bus bandwidth between the virtual hosts over aiacc's lanes, against what the caps allow.
+"""Row network.allreduce: bus bandwidth between virtual hosts, against what the caps allow."""
 
-python -m bench.network.allreduce        # writes bench/results/network_allreduce.json
-"""
+from __future__ import annotations
 
-import argparse
-import json
-import sys
-import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from aiacc.run.netcheck import bus_mbit
-from bench import machine
-from bench.network import launch, runs
+from bench import plots
+from bench import tables as markdown
+from bench.job import in_turn, run_on
 from bench.network.bed import Bed, BedError, bed_for
 from bench.network.plan import Spec
+from bench.record import Run, samples
 
-RESULTS = machine.ROOT / "bench" / "results" / "network_allreduce.json"
-#: Share of the smaller cap that the median has to reach, by engine.
-BARS = {"tcp": 0.93, "mpi": 0.85, "hierarchical": 0.93, "hierarchical-mpi": 0.93}
-LAUNCHERS = {
-    "tcp": "explicit",
-    "mpi": "mpirun",
-    "hierarchical": "explicit",
-    "hierarchical-mpi": "mpirun",
-}
-#: Those that are measured unless asked otherwise.
-FLAT = ("tcp", "mpi")
+Array = npt.NDArray[Any]
 
-_MIB = 1 << 20
+#: The congestion control of most systems, whatever this machine's default.
+CONGESTION = "cubic"
+LANES = (1, 2, 4, 8)
+ENGINES = ("tcp", "mpi")
+#: Hosts, and what is special: one of four flows at a quarter of the cap; caps of half the rate.
+CELLS = ("2", "4", "8", "2:slow", "4:slow", "8:slow", "8:half")
+_ITERATIONS, _ROUNDS = 5, 2
+_TIMEOUT_S = 600.0
 #: A flow that has carried as much of the tensors carried units of them.
 _LEAST_SHARE = 0.01
+#: Period of the inputs, so that data which moved to a wrong offset is noticed; and the largest
+#: number up to which bfloat16 has all.
+_PERIOD, BFLOAT16_EXACT = 1021, 256
 
 
-def limit_mbit(spec: Spec, lanes: int, columns: int = 1) -> float:
-    """What K lanes may carry between two hosts, in Mbit/s, headers included. Pure.
+@dataclass(frozen=True)
+class Way:
+    """One way to reduce; its key in results is ENGINE:LANES:UNIT:FORM, without empty ends.
 
-    If the bed has a slow flow, it is one of them: at best the lanes share the work by their rates.
-
-    Args:
-        spec: The bed.
-        lanes: Lanes of a rank.
-        columns: Ranks of a host whose lanes leave it.
+    Attributes:
+        engine: AIACC_ENGINE.
+        lanes: AIACC_LANES.
+        unit: AIACC_UNIT_BYTES, "" for the default.
+        form: Attribute of ``aiacc.torch.Compression``, "" for float32.
     """
-    flows = lanes * columns - 1 + (spec.slow or 1)
-    return min(spec.flow_mbit * flows or float("inf"), spec.nic_mbit or float("inf"))
+
+    engine: str
+    lanes: int
+    unit: str = ""
+    form: str = ""
+
+    @classmethod
+    def of(cls, key: str) -> Way:
+        """That of a key."""
+        engine, lanes, *others = key.split(":")
+        return cls(engine, int(lanes), *others)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment of the ranks."""
+        unit = {"AIACC_UNIT_BYTES": self.unit} if self.unit else {}
+        return {"AIACC_ENGINE": self.engine, "AIACC_LANES": str(self.lanes), **unit}
+
+    def columns(self, per_host: int) -> int:
+        """Ranks of a host that send to other hosts, all at a time."""
+        return per_host if self.engine.startswith("hierarchical") else 1
+
+    def wire_bytes(self, tensor_bytes: int) -> int:
+        """What a tensor has on the wire."""
+        return tensor_bytes // 2 if self.form else tensor_bytes
+
+    def limit_mbit(self, spec: Spec, per_host: int = 1) -> float:
+        """What the lanes may carry between two hosts of a bed, headers included.
+
+        If it has a slow flow, it is one of them: at best the lanes share the work by their rates.
+        """
+        flows = self.lanes * self.columns(per_host) - 1 + (spec.slow or 1)
+        return min(spec.flow_mbit * flows or float("inf"), spec.nic_mbit or float("inf"))
+
+    def promised(self, hosts: int, per_host: int) -> int | None:
+        """Data flows on which each host sends, or None if the engine promises none exactly."""
+        columns = self.columns(per_host)
+        if columns == per_host and (hosts == 2 or "mpi" not in self.engine):
+            return self.lanes * columns
+        return None
 
 
-def columns_of(engine: str, per_host: int) -> int:
-    """Ranks of a host that send to other hosts, all at a time. Pure."""
-    return per_host if engine.startswith("hierarchical") else 1
+def measure(cell: str, rounds: int | None) -> dict[str, Any]:
+    """All-reduces over every number of lanes, on a bed with one rank per host."""
+    hosts, _, special = cell.partition(":")
+    flow_mbit, nic_mbit = (125, 500) if special == "half" else (250, 1000)
+    slow = 0.25 if special == "slow" else 0
+    engines = ("mpi",) if special == "half" else ENGINES
+    keys = [f"{one}:{lanes}" for one, lanes in product(engines, (4,) if slow else LANES)]
+    return measure_on(
+        Spec("bandw", int(hosts), flow_mbit, nic_mbit, slow, CONGESTION), keys, rounds
+    )
 
 
-def seconds_of(ranks: Sequence[dict[str, Any]]) -> list[float]:
+def measure_on(
+    spec: Spec, keys: Iterable[str], rounds: int | None, *, per_host: int = 1, mib: int = 64
+) -> dict[str, Any]:
+    """What is kept of all ways on one bed; each job has several samples."""
+    with bed_for(spec) as bed:
+        found = in_turn(
+            keys, rounds or _ROUNDS, lambda key: _job(bed, Way.of(key), per_host, mib << 20)
+        )
+    return {
+        "title": f"{spec.hosts} hosts; {spec.caps}",
+        "unit": "s",
+        "samples": {key: [job["seconds"] for job in jobs] for key, jobs in found.items()},
+        "cpu_s": {key: [job["cpu_s"] for job in jobs] for key, jobs in found.items()},
+        "flows": {key: jobs[-1]["flows"] for key, jobs in found.items()},
+        "bed": asdict(spec),
+        "per_host": per_host,
+        "tensor_bytes": mib << 20,
+        "wrong": [
+            f"{key}: {job['flows']} flows of the hosts carried data (expected {wanted} of each)"
+            for key, jobs in found.items()
+            if (wanted := Way.of(key).promised(spec.hosts, per_host)) is not None
+            for job in jobs
+            if {*job["flows"]} - {wanted}
+        ],
+    }
+
+
+def _job(bed: Bed, way: Way, per_host: int, tensor_bytes: int) -> dict[str, Any]:
+    ranks = run_on(
+        bed,
+        "bench.network.allreduce:run",
+        {"bytes": tensor_bytes, "form": way.form, "iterations": _ITERATIONS},
+        per_host=per_host,
+        launcher="mpirun" if "mpi" in way.engine else "explicit",
+        variables=way.variables,
+        timeout_s=_TIMEOUT_S,
+    )
+    if any((rank["engine"], rank["lanes"]) != (way.engine, way.lanes) for rank in ranks):
+        raise BedError(f"the job ran another engine or other lanes than {way}")
+    # The warm-up counts for the flows: every host sends the same bytes as on the bus, if it has one
+    # rank, or a hierarchy. A flat ring sends more, which its rate does not count.
+    hosts = bed.spec.hosts
+    sent = way.wire_bytes(tensor_bytes) * (1 + _ITERATIONS) * 2 * (hosts - 1) / hosts
+    flows = [bed.flows(host) for host in range(hosts)] if bed.maps else []
+    return {
+        "seconds": seconds_of(ranks),
+        "cpu_s": round(sum(rank["cpu_s"] for rank in ranks) / _ITERATIONS, 4),
+        "flows": [sum(one.sent_bytes >= sent * _LEAST_SHARE for one in host) for host in flows],
+    }
+
+
+def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> list[float]:
     """One sample per iteration: from the arrival of the last rank to the departure of the last."""
     starts = zip(*(rank["starts"] for rank in ranks), strict=True)
     ends = zip(*(rank["ends"] for rank in ranks), strict=True)
-    return [(max(end) - max(start)) / 1e9 for start, end in zip(starts, ends, strict=True)]
+    return [round(max(end) - max(start), 6) for start, end in zip(starts, ends, strict=True)]
 
 
-def measure(
-    bed: Bed,
-    engine: str,
-    per_host: int,
-    lanes: int,
-    compression: str,
-    options: argparse.Namespace,
-) -> dict[str, Any]:
-    """Run one job and return its row. Raises BedError if it fails."""
-    bed.reset()
-    tensor_bytes = options.mib * _MIB
-    hosts = bed.spec.hosts
-    with tempfile.TemporaryDirectory(prefix="aiacc-bench-") as folder:
-        command = [sys.executable, "-m", "bench.network.allreduce_worker", "--out", folder]
-        command += ["--bytes", str(tensor_bytes), "--iterations", str(options.iterations)]
-        command += ["--compression", compression]
-        variables = dict(text.split("=", 1) for text in options.env)
-        code = launch.run(
-            bed,
-            LAUNCHERS[engine],
-            per_host,
-            command,
-            variables=variables | {"AIACC_ENGINE": engine, "AIACC_LANES": str(lanes)},
-            timeout_s=options.timeout,
-        )
-        if code != 0:
-            raise BedError(
-                f"{engine}, {hosts} hosts of {per_host} ranks, {lanes} lanes: exit code {code}"
-            )
-        files = [Path(folder) / f"rank{rank}.json" for rank in range(hosts * per_host)]
-        ranks = [json.loads(file.read_text()) for file in files]
-    seconds = seconds_of(ranks)
-    wire_bytes = tensor_bytes // (1 if compression == "none" else 2)
-    # The warm-up counts for the flows: every host sends the same bytes as on the bus, if it has one
-    # rank, or a hierarchy. A flat ring sends more, which its rate does not count.
-    sent = wire_bytes * (1 + options.iterations) * 2 * (hosts - 1) / hosts
-    rate = bus_mbit(wire_bytes, hosts, median(seconds))
-    limit = limit_mbit(bed.spec, lanes, columns_of(engine, per_host))
-    flat_of_many = per_host > 1 and columns_of(engine, per_host) == 1
-    row = {
-        "engine": engine,
-        "hosts": hosts,
-        "per_host": per_host,
-        "lanes": lanes,
-        "compression": compression,
-        "bed": asdict(bed.spec),
-        "variables": variables,
-        "busbw_mbit": round(rate, 1),
-        "limit_mbit": limit,
-        "share": round(rate / limit, 4),
-        "bar": None if bed.spec.slow or bed.spec.relayed or flat_of_many else BARS[engine],
-        # Of all ranks of a host, as each of them sees them.
-        "data_flows": [_data_flows(rank["connections"], sent) for rank in ranks[::per_host]],
-        "shaped_flows": [_shaped(bed, host, sent) for host in range(hosts)] if bed.maps else None,
-        "cpu_ms": round(sum(sum(rank["cpu_ns"]) for rank in ranks) / options.iterations / 1e6, 1),
-        "seconds": [round(value, 5) for value in seconds],
-        "load": machine.load(),
-        "stats": ranks[0]["stats"],
-    }
-    if {rank["engine"] for rank in ranks} != {engine} or {rank["lanes"] for rank in ranks} != {
-        lanes
-    }:
-        raise BedError(f"the job ran another engine or other lanes than {engine}, {lanes}")
-    return row
+def run(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Be a rank: all-reduce a tensor several times; when each one began and ended."""
+    import aiacc.array as hvd
+    from aiacc import _core
+
+    hvd.init()
+    size = hvd.size()
+    # With a form an odd period of what is exact in 16 bits as a sum.
+    period = (BFLOAT16_EXACT // size - size) // 2 * 2 - 1 if task["form"] else _PERIOD
+    pattern = np.resize(np.arange(period, dtype=np.float32), task["bytes"] // 4)
+    allreduce_ = _allreduce_in(task["form"])
+    tensor = np.empty_like(pattern)
+    starts, ends, cpu_s = [], [], 0.0
+    for iteration in range(1 + task["iterations"]):  # the first one warms up
+        np.add(pattern, hvd.rank(), out=tensor)
+        hvd.barrier()
+        before = time.process_time()
+        starts.append(time.monotonic())
+        allreduce_(tensor)
+        ends.append(time.monotonic())
+        cpu_s += (time.process_time() - before) * (iteration > 0)
+        hvd.barrier()  # the first one's check takes no core from the last one's all-reduce
+        tensor -= size * (size - 1) // 2
+        tensor /= size
+        if not np.array_equal(tensor, pattern):
+            raise AssertionError(f"wrong result in iteration {iteration}")
+    found = {"engine": _core.engine(), "lanes": _core.lanes(), "cpu_s": cpu_s}
+    hvd.barrier()
+    hvd.shutdown()
+    return {**found, "starts": starts[1:], "ends": ends[1:]}
 
 
-def promised(engine: str, hosts: int, per_host: int, lanes: int) -> int | None:
-    """Data flows on which each host sends, or None if the engine promises none exactly."""
-    columns = columns_of(engine, per_host)
-    if columns == per_host and (hosts == 2 or engine in ("tcp", "hierarchical")):
-        return lanes * columns
-    return None
+def _allreduce_in(form: str) -> Callable[[Array], object]:
+    """The operation; by the front-end that narrows if it is to have another form on the wire."""
+    if not form:
+        import aiacc.array as hvd
 
+        return lambda tensor: hvd.allreduce_(tensor, op=hvd.Sum, name="tensor")
+    import torch
 
-def main() -> int:
-    """Measure all combinations, write the file; 1 if a bar is missed."""
-    options = _options()
-    run: dict[str, Any] = {
-        **runs.begun(),
-        "command": runs.command("bench.network.allreduce", sys.argv[1:]),
-        "tensor_bytes": options.mib * _MIB,
-        "rows": [],
-    }
-    spec = Spec(
-        options.name,
-        flow_mbit=options.flow_mbit,
-        nic_mbit=options.nic_mbit,
-        congestion=options.congestion,
-        delay_ms=options.delay_ms,
-        loss=options.loss,
+    import aiacc.torch as narrow
+
+    return lambda tensor: narrow.allreduce_(
+        torch.from_numpy(tensor),
+        op=narrow.Sum,
+        name="tensor",
+        compression=getattr(narrow.Compression, form),
     )
-    print(
-        "| engine | hosts x ranks | lanes | limit | bus bandwidth | share | bar | flows of a host |"
-    )
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    missed = False
-    try:
-        for hosts in options.hosts:
-            jobs = [(replace(spec, hosts=hosts), lanes) for lanes in options.lanes]
-            jobs += [(replace(spec, hosts=hosts, slow=0.25), lanes) for lanes in options.slow_lanes]
-            for bed_spec, lanes in jobs:
-                for engine in options.engine:
-                    for per_host, compression in product(options.per_host, options.compression):
-                        with bed_for(bed_spec) as bed:
-                            row = measure(bed, engine, per_host, lanes, compression, options)
-                        run["rows"].append(row)
-                        missed = not _judge(row) or missed
-    except BedError as error:
-        print(f"[bench.network] {error}", file=sys.stderr)
-        return 2
-    finally:
-        if run["rows"]:
-            runs.save(options.json, [*runs.kept(options.json, options.add), run])
-    return 1 if missed else 0
 
 
-def _judge(row: dict[str, Any]) -> bool:
-    """Print a row; whether it reaches its bar and has the flows that the engine promises."""
-    engine, hosts, lanes = row["engine"], row["hosts"], row["lanes"]
-    flows = row["data_flows"]
-    reached = row["bar"] is None or row["share"] >= row["bar"]
-    wanted = promised(engine, hosts, row["per_host"], lanes)
-    right = row["shaped_flows"] in (None, flows) and (wanted is None or set(flows) == {wanted})
-    slow = f", one at {row['bed']['slow']:g}" if row["bed"]["slow"] else ""
-    form = "" if row["compression"] == "none" else f", {row['compression']}"
-    print(
-        f"| {engine}{form} | {hosts} x {row['per_host']} | {lanes}{slow} | {row['limit_mbit']:g} "
-        f"| {row['busbw_mbit']:g} "
-        f"| {row['share']:.3f} | {row['bar'] or ''}{'' if reached else ' missed'} "
-        f"| {', '.join(map(str, sorted(set(flows))))}{'' if right else ' unexpected'} |",
-        flush=True,
-    )
-    return reached and right
+def rate_mbit(run: Run, key: str) -> float:
+    """Bus bandwidth by the median of all samples."""
+    wire_bytes = Way.of(key).wire_bytes(run["tensor_bytes"])
+    return bus_mbit(wire_bytes, run["bed"]["hosts"], median(samples(run, key)))
 
 
-def _data_flows(connections: Sequence[dict[str, Any]], sent: float) -> int:
-    return sum(found["sent_bytes"] >= sent * _LEAST_SHARE for found in connections)
+def rate(run: Run, key: str) -> str:
+    """Bus bandwidth, and the share of what the caps allow; empty if it was not measured."""
+    if key not in run["samples"]:
+        return ""
+    limit = Way.of(key).limit_mbit(Spec(**run["bed"]), run["per_host"])
+    return f"{rate_mbit(run, key):.0f} Mbit/s, {rate_mbit(run, key) / limit:.3f}"
 
 
-def _shaped(bed: Bed, host: int, sent: float) -> int:
-    return sum(flow.sent_bytes >= sent * _LEAST_SHARE for flow in bed.flows(host))
+def lanes_text(lanes: int) -> str:
+    """A number of lanes."""
+    return f"{lanes} lane{'s' * (lanes > 1)}"
 
 
-def _options() -> argparse.Namespace:
-    def numbers(text: str) -> list[int]:
-        return [int(number) for number in text.split(",") if number]
-
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.network.allreduce",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", type=Path, default=RESULTS, help="file to write (%(default)s)")
-    parser.add_argument("--add", action="store_true", help="keep the runs that the file has")
-    parser.add_argument("--name", default="bandw", help="of the bed (%(default)s)")
-    parser.add_argument("--engine", type=lambda text: text.split(","), default=list(FLAT))
-    parser.add_argument("--hosts", type=numbers, default=[2, 4, 8], metavar="N,N")
-    parser.add_argument(
-        "--per-host", type=numbers, default=[1], metavar="N,N", help="ranks (%(default)s)"
-    )
-    parser.add_argument("--lanes", type=numbers, default=[1, 2, 4, 8], metavar="K,K")
-    parser.add_argument(
-        "--slow-lanes", type=numbers, default=[4], metavar="K,K", help="with one flow at a quarter"
-    )
-    parser.add_argument(
-        "--compression",
-        type=lambda text: text.split(","),
-        default=["none"],
-        metavar="FORM,FORM",
-        help="on the wire: none, fp16 or bf16 (none); rates count the bytes sent",
-    )
-    parser.add_argument("--mib", type=int, default=64, help="size of the tensor (%(default)s)")
-    parser.add_argument("--iterations", type=int, default=5, help="of each job (%(default)s)")
-    for name, metavar in (
-        *(("flow_mbit", "MBIT"), ("nic_mbit", "MBIT")),
-        *(("delay_ms", "MS"), ("loss", "FRACTION")),
-    ):
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=float, default=getattr(Spec, name), metavar=metavar
-        )
-    parser.add_argument("--congestion", default="cubic", help="TCP's (%(default)s)")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds per job (%(default)s)")
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for all")
-    options = parser.parse_args()
-    for engine in options.engine:
-        if engine not in LAUNCHERS:
-            parser.error(f"engine {engine!r} (expected some of {', '.join(LAUNCHERS)})")
-    return options
+def tables(runs: Sequence[Run]) -> str:
+    """A line for each engine and bed, a column for each number of lanes."""
+    lines = []
+    for engine, run in product(ENGINES, runs):
+        rates = [rate(run, f"{engine}:{lanes}") for lanes in LANES]
+        if any(rates):
+            slow = f"; one flow at {run['bed']['slow']:g} of it" if run["bed"]["slow"] else ""
+            lines.append([engine, run["title"] + slow, *rates])
+    return markdown.table(["engine", "bed", *map(lanes_text, LANES)], lines)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def plot(runs: Sequence[Run]) -> Any:
+    """Bus bandwidth over lanes, a curve for each engine and number of hosts, and the limit."""
+    figure, (axis,) = plots.panels(1)
+    for run, engine in product(runs, ENGINES):
+        if run["cell"].isdigit():
+            rates = [rate_mbit(run, f"{engine}:{lanes}") for lanes in LANES]
+            axis.plot(LANES, rates, marker="o", label=f"{engine}, {run['cell']} hosts")
+    limits = [Way("tcp", lanes).limit_mbit(Spec()) for lanes in LANES]
+    axis.plot(LANES, limits, linestyle="--", color="grey", label="caps")
+    axis.set_xticks(LANES)
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("lanes")
+    axis.set_ylabel("bus bandwidth, Mbit/s")
+    axis.legend(fontsize=7)
+    return figure

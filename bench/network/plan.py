@@ -129,6 +129,12 @@ class Spec:
         return self.relay or self.delay_ms > 0 or self.loss > 0 or self.reorder > 0
 
     @property
+    def caps(self) -> str:
+        """Rates of a flow and of a host's interface, as in tables."""
+        flow = f"{self.flow_mbit:g}" if self.flow_mbit else "no cap"
+        return f"{flow} / {f'{self.nic_mbit:g} Mbit/s' if self.nic_mbit else 'no cap'}"
+
+    @property
     def capped(self) -> bool:
         """Whether the hosts have a queueing discipline."""
         return self.flow_mbit > 0 or self.nic_mbit > 0

@@ -1,23 +1,23 @@
-"""One rank of a job that repeats the training step of a workload; rank 0 writes what it took.
+"""Training steps of a workload on the ranks of a job: real communication, a modelled device.
 
-The device is modelled: forward and backward pass sleep, and leave the CPU to the communication.
-Started by `bench.network.training`, in a virtual host.
+Forward and backward pass sleep, and leave the CPU to the communication.
 """
 
-import argparse
+from __future__ import annotations
+
 import itertools
-import json
 import os
 import time
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.collectives.rows import BFLOAT16_EXACT
 from bench.collectives.tensors import Tensors
 from bench.collectives.training import FreeModel
+from bench.network.allreduce import BFLOAT16_EXACT
 from bench.network.workloads import Workload, workload
 
 
@@ -52,66 +52,57 @@ class _Device:
             time.sleep(left)
 
 
-def main() -> None:
-    """Run the steps."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--workload", required=True)
-    parser.add_argument("--contender", choices=("aiacc", "ddp", "none"), required=True)
-    parser.add_argument("--warmup", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--groups", type=int, default=0)
-    parser.add_argument("--compression", choices=("none", "fp16", "bf16"), default="none")
-    parser.add_argument("--output", type=Path, required=True)
-    options = parser.parse_args()
+def run(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Be a rank: train in the way that ``task`` says; seconds of each step, and what was sent."""
     torch.set_num_threads(1)
     rank, size = int(os.environ["AIACC_RANK"]), int(os.environ["AIACC_SIZE"])
-    work = workload(options.workload)
-    largest_sum = 0 if options.compression == "none" else BFLOAT16_EXACT
-    gradients = Tensors(work.shapes, rank, size, largest_sum)
+    work = workload(task["workload"])
+    if task["compute_s"]:
+        work = work.lasting(task["compute_s"])
+    narrow = task["compression"] != "none"
+    gradients = Tensors(work.shapes, rank, size, BFLOAT16_EXACT if narrow else 0)
     gradients.fill()  # once: averages of averages are the same
     device = _Device(work)
     model = FreeModel(gradients, device.gradient)
     module: torch.nn.Module = model
     optimizer: torch.optim.Optimizer = _NoUpdate(model.parameters())
-    found: dict[str, object] = {}
-    if options.contender == "aiacc":
+    if task["kind"] == "aiacc":
         import aiacc.torch as hvd
 
         hvd.init()
         optimizer = hvd.DistributedOptimizer(
             optimizer,
             model.named_parameters(),
-            groups=options.groups or None,
-            compression=getattr(hvd.Compression, options.compression),
+            groups=task["groups"] or None,
+            compression=getattr(hvd.Compression, task["compression"]),
         )
-    elif options.contender == "ddp":
-        dist.init_process_group(
-            "gloo", init_method=f"tcp://{os.environ['AIACC_ADDR']}", rank=rank, world_size=size
+    elif task["kind"] == "ddp":
+        meeting = f"tcp://{os.environ['AIACC_ADDR']}"
+        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)
+        module = DistributedDataParallel(
+            model,
+            bucket_cap_mb=task["bucket_mb"],
+            gradient_as_bucket_view=True,
+            init_sync=False,
         )
-        module = DistributedDataParallel(model)
     value = torch.zeros(())
     ends = []
-    for _ in range(options.warmup + options.steps + 1):
+    for _ in range(1 + task["warm_up"] + task["steps"]):
         optimizer.zero_grad()
         device.forward()
         module(value).backward()
         optimizer.step()
         ends.append(time.perf_counter())
-    if options.contender != "none":
+    if task["kind"] != "none":
         averages = [parameter.grad for parameter in model.parameters()]
         gradients.check(averages, (size + 1) / 2)  # type: ignore[arg-type]
-    if rank == 0:
-        found["seconds"] = [after - before for before, after in itertools.pairwise(ends)][
-            options.warmup :
-        ]
-        if options.contender == "aiacc":
-            import aiacc
+    seconds = [after - before for before, after in itertools.pairwise(ends)]
+    found: dict[str, Any] = {"seconds": seconds[task["warm_up"] :]}
+    if task["kind"] == "aiacc":
+        import aiacc
 
-            found["lanes"] = aiacc.stats()["lanes"]
-            found["rounds_per_step"] = aiacc.stats()["rounds"] / len(ends)
-            found["control_bytes_per_step"] = aiacc.stats()["control_bytes"] / len(ends)
-        options.output.write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+        stats = aiacc.stats()
+        found["lanes"] = stats["lanes"]
+        found["rounds_per_step"] = stats["rounds"] / len(ends)
+        found["control_bytes_per_step"] = stats["control_bytes"] / len(ends)
+    return found

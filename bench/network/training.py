@@ -1,151 +1,128 @@
-"""Time per training step of a workload on virtual hosts, for aiacc and its peers."""
+"""Row network.training: steps of a workload on capped virtual hosts, for aiacc and its peers."""
 
-import json
-import statistics
-import sys
-import tempfile
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bench.network import launch, runs
-from bench.network.bed import Bed
+from bench import plots
+from bench import tables as markdown
+from bench.job import in_turn, run_on
+from bench.network.bed import Bed, bed_for
+from bench.network.plan import Spec
 from bench.network.workloads import workload
+from bench.record import Run
 
-LANES = (1, 2, 4, 8)
-#: torch's gloo opens one context, with connections of its own, per interface in this list.
-GLOO_CONTEXTS = 4
-#: Steps after which `aiacc.autotune` has settled, and one more.
+#: Workload, and Mbit/s of a flow; 0: flows are not capped.
+CELLS = ("resnet50:300", "resnet50:0", "vgg16:300", "vgg16:0", "bert-base:300", "bert-base:0")
+#: Steps after which `aiacc.autotune` has settled, and two more.
 _SEARCH_STEPS = 42
+_STEPS, _ROUNDS = 3, 2
+#: Of one job, with the slowest network and the most steps.
+_TIMEOUT_S = 3600.0
+OURS = ("lanes1", "lanes4", "lanes8", "bf16", "auto")
 
 
 @dataclass(frozen=True)
-class Contender:
+class Way:
     """One way to train.
 
     Attributes:
-        name: Key in result files.
         title: As in tables.
-        program: ``--contender`` of `bench.network.step`.
+        kind: "aiacc", "ddp", or "none" for no communication.
         variables: Environment of its ranks.
-        warmup: Steps before those that count.
+        warm_up: Steps before those that count, besides the first one.
         groups: Groups of gradients that are reduced together, 0 for each by itself.
         compression: Attribute of ``aiacc.torch.Compression``.
+        bucket_mb: DDP's ``bucket_cap_mb``.
     """
 
-    name: str
     title: str
-    program: str
-    variables: dict[str, str]
-    warmup: int = 1
+    kind: str = "aiacc"
+    variables: Mapping[str, str] = field(default_factory=dict)
+    warm_up: int = 1
     groups: int = 0
     compression: str = "none"
-
-
-def contenders() -> list[Contender]:
-    """Everybody, in the order of the tables."""
-    ours = [
-        Contender(f"lanes{lanes}", f"aiacc, {lanes} lane{'s' * (lanes > 1)}", "aiacc",
-                  {"AIACC_LANES": str(lanes), "AIACC_ENGINE": "tcp"})
-        for lanes in LANES
-    ]  # fmt: skip
-    repeated = ",".join(["eth0"] * GLOO_CONTEXTS)
-    return [
-        *ours,
-        Contender("bf16", f"aiacc, {LANES[-1]} lanes, bfloat16", "aiacc",
-                  {"AIACC_LANES": str(LANES[-1]), "AIACC_ENGINE": "tcp"}, compression="bf16"),
-        Contender("auto", "aiacc, AIACC_AUTOTUNE", "aiacc",
-                  {"AIACC_AUTOTUNE": "1", "AIACC_ENGINE": "tcp"}, _SEARCH_STEPS),
-        Contender("ddp", "DDP/gloo", "ddp", {"GLOO_SOCKET_IFNAME": "eth0"}),
-        Contender("ddp_multi", f"DDP/gloo, interface listed {GLOO_CONTEXTS} times", "ddp",
-                  {"GLOO_SOCKET_IFNAME": repeated}),
-    ]  # fmt: skip
-
-
-def measure(
-    bed: Bed, name: str, *, steps: int, rounds: int, only: Sequence[str] = (), timeout_s: float
-) -> dict[str, Any]:
-    """Run all contenders in turn, ``rounds`` times, every one in jobs of its own.
-
-    Blocks. Main thread only.
-
-    Args:
-        bed: The hosts; one rank on each.
-        name: Workload.
-        steps: Steps that count, of each job.
-        rounds: Jobs of each contender; every second round goes backwards.
-        only: Names of contenders, all if empty.
-        timeout_s: Of one job.
-
-    Returns:
-        What a result file has: raw samples in seconds by contender, and where they are from.
-
-    Raises:
-        RuntimeError: A job failed.
-    """
-    chosen = [contender for contender in contenders() if not only or contender.name in only]
-    work = workload(name)
-    samples: dict[str, list[list[float]]] = {contender.name: [] for contender in chosen}
-    lanes: dict[str, list[int]] = {}
-    for number in range(rounds):
-        for contender in chosen[:: 1 if number % 2 == 0 else -1]:
-            found = job(bed, name, contender, steps=steps, timeout_s=timeout_s)
-            samples[contender.name].append(found["seconds"])
-            if "lanes" in found:
-                lanes.setdefault(contender.name, []).append(found["lanes"])
-            middle = statistics.median(found["seconds"])
-            print(f"{name} {contender.title}: {middle:.3f} s per step", flush=True)
-    return {
-        "workload": name,
-        "bytes": work.bytes,
-        "forward_s": work.forward_s,
-        "backward_s": max(work.backward_s),
-        "bed": asdict(bed.spec),
-        "seconds": samples,
-        "lanes": lanes,
-        **runs.begun(),
-    }
-
-
-def record(run: Mapping[str, Any], path: Path) -> None:
-    """Put a run into a result file, in place of an earlier one of its workload and bed."""
-    before = runs.kept(path, add=True)
-    same = [(old["workload"], old["bed"]) == (run["workload"], run["bed"]) for old in before]
-    after = [run if found else old for old, found in zip(before, same, strict=True)]
-    runs.save(path, after if any(same) else [*before, run])
+    bucket_mb: float = 25
 
 
 def job(
-    bed: Bed, name: str, contender: Contender, *, steps: int, timeout_s: float, per_host: int = 1
+    bed: Bed, work: str, way: Way, steps: int, *, per_host: int = 1, compute_s: float = 0
 ) -> dict[str, Any]:
-    """Run one job of a contender; what `bench.network.step` has found.
+    """What `bench.network.step.run` has found on rank 0 of a job on a bed. Main thread only."""
+    task = {**vars(way), "workload": work, "steps": steps, "compute_s": compute_s}
+    ranks = run_on(
+        bed,
+        "bench.network.step:run",
+        task,
+        per_host=per_host,
+        variables=way.variables,
+        timeout_s=_TIMEOUT_S,
+    )
+    found: dict[str, Any] = ranks[0]
+    return found
 
-    Blocks. Main thread only.
 
-    Args:
-        bed: The hosts.
-        name: Workload.
-        contender: Who.
-        steps: Steps that count.
-        timeout_s: Of the job.
-        per_host: Ranks on each host.
+def _ours(lanes: int, more: str = "", **options: Any) -> Way:
+    variables = {"AIACC_LANES": str(lanes), "AIACC_ENGINE": "tcp"}
+    return Way(f"aiacc, {lanes} lane{'s' * (lanes > 1)}{more}", "aiacc", variables, **options)
 
-    Raises:
-        RuntimeError: The job failed.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "result.json"
-        command = [sys.executable, "-m", "bench.network.step", "--workload", name]
-        command += ["--contender", contender.program, "--warmup", str(contender.warmup)]
-        command += ["--steps", str(steps), "--groups", str(contender.groups)]
-        command += ["--compression", contender.compression]
-        command += ["--output", str(output)]
-        bed.reset()
-        code = launch.run(
-            bed, "explicit", per_host, command, variables=contender.variables, timeout_s=timeout_s
-        )
-        if code != 0:
-            raise RuntimeError(f"[bench.network] {contender.title}: the job ended with code {code}")
-        found: dict[str, Any] = json.loads(output.read_text())
-        return found
+
+def ddp(contexts: int, bucket_mb: int) -> Way:
+    """DDP over gloo, which has one context with connections of its own for each interface."""
+    variables = {"GLOO_SOCKET_IFNAME": ",".join(["eth0"] * contexts)}
+    title = f"DDP/gloo, {contexts} context{'s' * (contexts > 1)}, {bucket_mb} MB"
+    return Way(title, "ddp", variables, bucket_mb=bucket_mb)
+
+
+WAYS = {
+    "none": Way("no communication", "none"),
+    "lanes1": _ours(1),
+    "lanes4": _ours(4),
+    "lanes8": _ours(8),
+    "bf16": _ours(8, ", bfloat16", compression="bf16"),
+    "auto": Way(
+        "aiacc, AIACC_AUTOTUNE",
+        "aiacc",
+        {"AIACC_AUTOTUNE": "1", "AIACC_ENGINE": "tcp"},
+        warm_up=_SEARCH_STEPS,
+    ),
+    "ddp1:25": ddp(1, 25),
+    **{f"ddp4:{bucket_mb}": ddp(4, bucket_mb) for bucket_mb in (5, 10, 25, 50)},
+}
+TITLES = {name: way.title for name, way in WAYS.items()}
+PEERS = tuple(name for name, way in WAYS.items() if way.kind == "ddp")
+
+
+def measure(cell: str, rounds: int | None) -> dict[str, Any]:
+    """Jobs of all ways in turn, on four hosts with a rank each."""
+    name, flow_mbit = cell.split(":")
+    spec = Spec("training", hosts=4, flow_mbit=float(flow_mbit), nic_mbit=1000)
+    with bed_for(spec) as bed:
+        found = in_turn(WAYS, rounds or _ROUNDS, lambda way: job(bed, name, WAYS[way], _STEPS))
+    return {
+        "title": f"{workload(name).title}; {spec.caps}",
+        "unit": "s",
+        "samples": {way: [one["seconds"] for one in jobs] for way, jobs in found.items()},
+        "chosen_lanes": [one["lanes"] for one in found["auto"]],
+        "bed": asdict(spec),
+    }
+
+
+def tables(runs: Sequence[Run]) -> str:
+    """A line for each way of each cell, and what autotuning chose."""
+    chosen = [
+        f"{run['title']}: {', '.join(str(lanes) for lanes in sorted(set(run['chosen_lanes'])))}"
+        for run in runs
+    ]
+    contest = markdown.contest(runs, TITLES, PEERS, OURS)
+    return f"{contest}\n\nLanes that AIACC_AUTOTUNE chose: {'. '.join(chosen)}."
+
+
+def plot(runs: Sequence[Run]) -> Any:
+    """A panel for each cell."""
+    figure, axes = plots.panels(len(runs))
+    for axis, run in zip(axes, runs, strict=True):
+        plots.bars(axis, run, TITLES, OURS)
+    return figure

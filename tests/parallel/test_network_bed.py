@@ -14,10 +14,11 @@ from dataclasses import replace
 import pytest
 
 from aiacc.run import netcheck
+from bench.job import run_on
 from bench.network import bpf, launch, program
 from bench.network.bed import Bed, BedError, bed_for, put_up
-from bench.network.faults.__main__ import one
 from bench.network.faults.plan import choose
+from bench.network.faults.row import one
 from bench.network.plan import Spec
 from tests.support.beds import bed_name, needed, traces  # noqa: F401
 from tests.support.programs import LIMIT_S, ROOT
@@ -163,12 +164,11 @@ else:
 """
 
 
-def test_what_is_lost_or_overtaken_arrives_right_in_the_end(name, tmp_path, monkeypatch):
+def test_what_is_lost_or_overtaken_arrives_right_in_the_end(name, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    command = [sys.executable, "-m", "bench.network.allreduce_worker", "--out", str(tmp_path)]
-    command += ["--bytes", str(4 << 20), "--iterations", "2"]
+    task = {"bytes": 4 << 20, "iterations": 2, "form": ""}
     with bed_for(Spec(name, hosts=2, delay_ms=1, loss=0.005, reorder=0.02)) as bed:
-        assert launch.run(bed, "explicit", 1, command, timeout_s=LIMIT_S) == 0
+        run_on(bed, "bench.network.allreduce:run", task, timeout_s=LIMIT_S)
         count = bed.set_path()
     # Segments are counted and lost, however many of them travel in one large frame.
     assert count.carried > 2 * 3 * (4 << 20) / bed.spec.mtu
@@ -176,17 +176,18 @@ def test_what_is_lost_or_overtaken_arrives_right_in_the_end(name, tmp_path, monk
 
 
 def test_a_run_of_the_faults(name):
-    fault = replace(choose(1, ["half_open"]), ranks_of=(2, 1), victim=2, step=2, short_io=True)
-    row, folder = one(fault, name)
-    assert (row["outcome"], folder) == ("clear error", None), row["problems"]
-    assert [rank["outcome"] for rank in row["ranks"]] == ["error", "error", ""]
-    assert [rank["code"] for rank in row["ranks"]] == [0, 0, -signal.SIGKILL]
-    for survivor in row["ranks"][:2]:
-        assert survivor["type"] == "PeerLostError"
-        assert "rank 2" in survivor["text"]
-        assert survivor["checked"] > 0
-        assert survivor["short_calls"] > 0
-    assert row["struck"]
+    fault = replace(choose("half_open", 1), ranks_of=(2, 1), victim=2, step=2, short_io=True)
+    outcome, result, folder = one(fault, name)
+    assert (result.outcome, folder) == ("clear error", None), result.problems
+    ranks = [outcome.reports[rank] for rank in range(3)]
+    assert [rank.outcome for rank in ranks] == ["error", "error", ""]
+    assert [rank.code for rank in ranks] == [0, 0, -signal.SIGKILL]
+    for survivor in ranks[:2]:
+        assert survivor.type == "PeerLostError"
+        assert "rank 2" in survivor.text
+        assert survivor.checked > 0
+        assert survivor.short_calls > 0
+    assert outcome.struck
 
 
 _UNITS = """

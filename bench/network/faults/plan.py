@@ -1,4 +1,4 @@
-"""What goes wrong in a run of `bench.network.faults`, and what must come of it. Pure."""
+"""What goes wrong in a run of the row network.faults, and what must come of it. Pure."""
 
 import random
 import re
@@ -185,17 +185,8 @@ class CheckResult:
     problems: list[str] = field(default_factory=list)
 
 
-def choose(seed: int, only: Sequence[str] = ()) -> Fault:
-    """The fault of that seed; consecutive seeds take all kinds, or those of ``only``, in turn.
-
-    Raises:
-        ValueError: There is no such kind.
-    """
-    for name in only:
-        if name not in KINDS:
-            raise ValueError(f"fault {name!r} (expected one of {', '.join(KINDS)})")
-    kinds = list(only) or list(KINDS)
-    kind = kinds[seed % len(kinds)]
+def choose(kind: str, seed: int) -> Fault:
+    """The fault of that kind and seed."""
     rng = random.Random(f"fault {kind} {seed}")
     ranks_of = tuple(rng.randint(1, 2) for _ in range(rng.randint(2, 4)))
     victim = rng.randrange(sum(ranks_of))

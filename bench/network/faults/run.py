@@ -101,9 +101,10 @@ class _Job:
         self._outcome = Outcome()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "bench.network.faults.worker"]
-        command += ["--seed", str(self._fault.seed), "--steps", str(STEPS)]
-        command += ["--out", str(self._folder)]
+        task = {"seed": self._fault.seed, "steps": STEPS, "folder": str(self._folder)}
+        (self._folder / "task.json").write_text(json.dumps(task))
+        work = "bench.network.faults.worker:work"
+        command = [sys.executable, "-m", "bench.worker", work, str(self._folder)]
         shared = {**launch.environment(self._bed), **self._fault.variables()}
         if self._fault.short_io:
             shared["LD_PRELOAD"] = str(native.short_io())

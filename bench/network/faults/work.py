@@ -1,4 +1,4 @@
-"""The collectives of a run of `bench.network.faults` and their results. Pure.
+"""The collectives of a run of the row network.faults and their results. Pure.
 
 Numbers are whole and small, so that sums are exact in every dtype. They depend on seed, step,
 operation, rank and place, so that stale, foreign or displaced bytes show.

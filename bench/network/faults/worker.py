@@ -1,17 +1,14 @@
-"""One rank of `bench.network.faults`: collectives whose every element is checked.
+"""One rank of a run of the row network.faults: collectives whose every element is checked.
 
-Prints the number of each step when it begins, makes ``rank<N>.past`` before its last collective,
-and writes a report to ``rank<N>.json``.
+Prints the number of each step when it begins; makes ``rank<N>.past`` before its last collective.
 """
 
-import argparse
 import ctypes
 import faulthandler
-import json
-import os
 import signal
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +23,12 @@ class WrongResultError(Exception):
     """A collective gave other numbers than it should."""
 
 
-def main() -> None:
-    """Run the steps, whatever happens."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+def work(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Run the steps, whatever happens; the fields of a report."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    rank = int(os.environ["AIACC_RANK"])
     found: dict[str, Any] = {"outcome": "done", "checked": 0, "type": "", "text": ""}
     try:
-        _work(options.seed, options.steps, options.out, found)
+        _work(task["seed"], task["steps"], Path(task["folder"]), found)
     except AiaccError as error:
         found.update(outcome="error", at=time.monotonic(), **_described(error))
         _fails_again(error, found)
@@ -47,8 +38,8 @@ def main() -> None:
         traceback.print_exc()
         found.update(outcome="bug", **_described(error))
     found["short_calls"] = _short_calls()
-    _write(options.out / f"rank{rank}.json", found)
     hvd.shutdown()
+    return found
 
 
 def _work(seed: int, steps: int, out: Path, found: dict[str, Any]) -> None:
@@ -144,13 +135,3 @@ def _short_calls() -> int:
 
 def _described(error: Exception) -> dict[str, str]:
     return {"type": type(error).__name__, "text": str(error)}
-
-
-def _write(path: Path, found: dict[str, Any]) -> None:
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(found))
-    fresh.rename(path)  # never half a report
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,41 @@
+"""Row network.engines: bus bandwidth of every engine between two hosts with several ranks each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bench import tables as markdown
+from bench.network.allreduce import CONGESTION, measure_on, rate
+from bench.network.plan import Spec
+from bench.record import Run
+
+#: Ranks of a host.
+CELLS = ("1", "2", "4")
+TITLES = {
+    "tcp:4": "tcp",
+    "mpi:4": "mpi",
+    "hierarchical-mpi:4": "hierarchical-mpi",
+    "hierarchical:4": "hierarchical",
+    "hierarchical:4::bf16": "hierarchical, bfloat16",
+}
+
+
+def measure(cell: str, rounds: int | None) -> dict[str, Any]:
+    """All engines in turn."""
+    spec = Spec("engines", hosts=2, congestion=CONGESTION)
+    return measure_on(spec, TITLES, rounds, per_host=int(cell))
+
+
+def tables(runs: Sequence[Run]) -> str:
+    """A line for each number of ranks; then what half the bytes are worth."""
+    whole, half = "hierarchical:4", "hierarchical:4::bf16"
+    rates = [[run["cell"], *(rate(run, key) for key in TITLES)] for run in runs]
+    times = [
+        [run["cell"], *(markdown.spread(run, key) for key in (whole, half)),
+         f"{markdown.ratio(run, whole, half):.2f}x"]
+        for run in runs if half in run["samples"]
+    ]  # fmt: skip
+    first = markdown.table(["ranks of a host", *TITLES.values()], rates)
+    head = ["ranks of a host", TITLES[whole], TITLES[half], "faster"]
+    return f"{first}\n\n{markdown.table(head, times)}"
