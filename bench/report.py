@@ -75,15 +75,15 @@ def highlights(report: dict[str, Any], training: list[Run]) -> str:
     results = _by_key(report)
     lines = ["| work | where | aiacc | peer | aiacc / peer |", "| --- | --- | --- | --- | --- |"]
     run = next(run for run in training if run["cell"] == "resnet50:300")
-    peers = dict.fromkeys(("ddp1:25", fastest(run, PEERS) or "ddp1:25"))
-    times = {name: median(samples(run, name)) for name in ("lanes8", *peers)}
+    ddp = dict.fromkeys(("ddp1:25", fastest(run, PEERS) or "ddp1:25"))
+    times = {name: median(samples(run, name)) for name in ("lanes8", *ddp)}
     ours = times["lanes8"]
-    theirs = "; ".join(f"{TITLES[name]}: {times[name]:.2f} s" for name in peers)
+    theirs = "; ".join(f"{TITLES[name]}: {times[name]:.2f} s" for name in ddp)
     lines.append(
         f"| training step, ResNet-50, backward pass modelled "
         f"| {run['bed']['hosts']} virtual hosts, flow / interface {Spec(**run['bed']).caps} "
         f"| 8 lanes: {ours:.2f} s | {theirs} "
-        f"| {'; '.join(f'{ours / times[one]:.2f}x' for one in peers)} |"
+        f"| {'; '.join(f'{ours / times[one]:.2f}x' for one in ddp)} |"
     )
     for key, (kind, way) in itertools.product(_HIGHLIGHTS, _WAYS.items()):
         row, ours = row_of(key), results[key, kind, "aiacc"]["median"]

@@ -95,7 +95,7 @@ def provenance(runs: Sequence[Run]) -> str:
     text = f"{dates}, commit {', '.join(commits)}, {' and '.join(machines)}"
     if loads:
         text += f", load before {min(loads):g} to {max(loads):g}"
-    return ". ".join([text, ", ".join(f"`{one}`" for one in commands)]) if commands else f"{text}."
+    return f"{text}.{''.join(f' `{command}`' for command in commands)}"
 
 
 def between_marks(text: str, mark: str, table: str, where: str) -> str:

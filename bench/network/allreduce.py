@@ -193,19 +193,17 @@ def run(task: Mapping[str, Any]) -> dict[str, Any]:
 
 def _allreduce_in(form: str) -> Callable[[Array], object]:
     """The operation; by the front-end that narrows if it is to have another form on the wire."""
-    if not form:
-        import aiacc.array as hvd
+    import aiacc.array as hvd
 
+    if not form:
         return lambda tensor: hvd.allreduce_(tensor, op=hvd.Sum, name="tensor")
     import torch
 
-    import aiacc.torch as narrow
+    import aiacc.torch
 
-    return lambda tensor: narrow.allreduce_(
-        torch.from_numpy(tensor),
-        op=narrow.Sum,
-        name="tensor",
-        compression=getattr(narrow.Compression, form),
+    narrow = getattr(aiacc.torch.Compression, form)
+    return lambda tensor: aiacc.torch.allreduce_(
+        torch.from_numpy(tensor), op=hvd.Sum, name="tensor", compression=narrow
     )
 
 
