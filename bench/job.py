@@ -109,7 +109,13 @@ def run_on(
         command = _worker(work, task, Path(folder))
         bed.reset()
         code = launch.run(
-            bed, launcher, per_host, command, variables=variables, timeout_s=timeout_s
+            bed,
+            launcher,
+            per_host,
+            command,
+            own=_environment(),
+            variables=variables,
+            timeout_s=timeout_s,
         )
         if code != 0:
             raise JobError(f"{work}: the job ended with code {code}")

@@ -101,11 +101,11 @@ def explicit_starts(
     ]
 
 
-def environment(bed: Bed) -> dict[str, str]:
-    """The environment of processes in the hosts of a bed, but for what `starts` adds."""
+def environment(bed: Bed, own: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """``own`` for processes in the hosts of a bed, but for what `starts` adds."""
     return (
         _DEFAULTS
-        | os.environ
+        | dict(own)
         | {
             "AIACC_BED_HOSTS": str(bed.hosts_path),
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
@@ -119,6 +119,7 @@ def run(
     per_host: int,
     command: Sequence[str],
     *,
+    own: Mapping[str, str] = os.environ,
     variables: Mapping[str, str] | None = None,
     timeout_s: float,
     tag_output: bool = True,
@@ -134,7 +135,8 @@ def run(
         launcher: One of LAUNCHERS.
         per_host: Ranks on each host.
         command: The program and its arguments.
-        variables: Added to the ranks' environment.
+        own: Environment of this process, of which the ranks get a copy.
+        variables: Added to it.
         timeout_s: Seconds.
         tag_output: Mark each line with the number of the process that printed it.
         output_folder: Where the processes' output goes, as `aiacc.run.local.run_local` has it.
@@ -151,7 +153,7 @@ def run(
         bed.spec.name,
         bed.spec.meeting,
     )
-    shared = environment(bed)
+    shared = environment(bed, own)
     with ExitStack() as stack:
         job = Job(
             signals=stack.enter_context(forwarded_signals()),
