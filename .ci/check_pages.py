@@ -30,9 +30,6 @@ TABLES = {
     "bench.optim.muon": "table",
     "bench.optim.steps": "table",
     "bench.selection": "table",
-    "bench.network.compression.report": "tables",
-    "bench.network.planning.report": "tables",
-    "bench.network.second_order.report": "tables",
 }
 #: A command that installs by a name what PyPI has from somebody else, or nobody has put there yet.
 STRANGER = re.compile(r"pip3? install\b[^\n#`;)]*?[\s'\"]aiacc(?!_distributed-)")
@@ -154,6 +151,9 @@ def writers() -> Iterator[tuple[Path, Callable[[str], str]]]:
     yield training.PAGE, lambda text: training.with_section(text, load(training.RESULT))
     both = _json(parts.RESULT), _json(parts.STEPS_RESULT)
     yield parts.PAGE, lambda text: parts.with_tables(text, *both)
+    for row in ROWS:
+        if runs := read(row.result):
+            yield ROOT / row.page, _between(row.mark, section(row.load(), runs))
     trials = load(convergence.RESULT)
     yield parts.PAGE, lambda text: convergence_report.with_section(text, trials)
 

@@ -77,6 +77,7 @@ class Row:
 _BED = ("csrc", "bench/network/bed.py", "bench/network/program.py", "bench/network/launch.py")
 _STEP = (*_BED, "aiacc/torch", "aiacc/autotune", "bench/network/step.py")
 _ON_BED = ("root", "quiet")
+_NETWORK = ("bench/network/cells.py", "bench/network/ranks.py", "bench/network/workloads.py")
 
 ROWS: tuple[Row, ...] = (
     Row(
@@ -150,6 +151,42 @@ ROWS: tuple[Row, ...] = (
         (*PRODUCT, "bench/network/faults", "bench/network/native"),
         ("root",),
         45,
+    ),
+    Row(
+        "network.planning",
+        "steps with planned buckets on capped hosts, DDP over gloo, and the model of both",
+        "bench.network.planning.row",
+        "docs/planning.md",
+        (
+            *("csrc/core", "csrc/engines", "csrc/control", "aiacc/planning", "aiacc/torch"),
+            *(*_NETWORK, "bench/network/planning/step.py", "bench/network/planning/device.py"),
+        ),
+        needs=("root", "quiet"),
+        minutes=240,
+    ),
+    Row(
+        "network.compression",
+        "ways for gradients to travel between capped hosts, and DDP over gloo",
+        "bench.network.compression.row",
+        "docs/compression.md",
+        (
+            *("csrc/core", "csrc/engines", "csrc/kernels", "aiacc/compression", "aiacc/torch"),
+            *(*_NETWORK, "bench/network/compression/step.py"),
+        ),
+        needs=("root", "quiet"),
+        minutes=180,
+    ),
+    Row(
+        "network.kfac",
+        "steps of K-FAC on capped hosts, as published and ours",
+        "bench.network.second_order.row",
+        "docs/kfac.md",
+        (
+            *("csrc/core", "csrc/engines", "aiacc/kfac", "aiacc/planning", "aiacc/torch/kfac"),
+            *(*_NETWORK, "bench/network/second_order/step.py"),
+        ),
+        needs=("root", "quiet"),
+        minutes=20,
     ),
 )
 

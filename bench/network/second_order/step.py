@@ -1,27 +1,22 @@
-"""One rank of a job in which ways to distribute K-FAC take turns; rank 0 writes what steps took.
+"""Ranks of `bench.network.second_order.row`: ways to distribute K-FAC take turns.
 
-Started by `bench.network.second_order`, in a virtual host, with the path of a JSON file. The device
-is modelled: it sleeps through passes, factors and inversions, and what it would do to memory
-besides, packing above all, costs nothing. What travels does so by `aiacc.torch.kfac`. In some steps
-nothing does: they have the threads, hooks and sleeps of the others, and no communication.
+The device is modelled: it sleeps through passes, factors and inversions, and what it would do to
+memory besides, packing above all, costs nothing. What travels does so by `aiacc.torch.kfac`. In
+some steps nothing does: they have the threads, hooks and sleeps of the others, and no
+communication.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 
 import aiacc.torch as hvd
-from aiacc.collectives.objects import maxima
 from aiacc.kfac.distribution import Distribution, LayerWork, Work
 from aiacc.torch.kfac import buckets, inverses, solvers
 from aiacc.torch.kfac.execution import Execution
@@ -104,8 +99,8 @@ class Contender:
         self._bucket_of = {g: bucket for bucket in self._gradients for g in bucket.names}
         self._ranks = ranks
 
-    def step(self, *, sent: bool = True) -> tuple[float, float]:
-        """Seconds of a step, and of its part before factors are inverted; is anything sent?"""
+    def step(self, *, sent: bool = True) -> float:
+        """Seconds of a step; is anything sent?"""
         for bucket in self._gradients:
             bucket.begin(sent=sent)
         hvd.barrier()
@@ -131,10 +126,9 @@ class Contender:
         for factor, _, weight, _ in self._execution.exchange.finish():
             assert not sent or float(weight) == self._ranks.size
             factor.mean = torch.ones(()).expand(factor.shape)  # of no matter
-        inverting = time.monotonic()
         self._stage.begin()
         self._stage.run(0.1, "pi")
-        return time.monotonic() - began, inverting - began
+        return time.monotonic() - began
 
     def _ready(self, name: str) -> None:
         factor = self._factors.get(name)
@@ -172,9 +166,8 @@ class _Gradients:
             assert self._flat[0] == hvd.size()
 
 
-def main() -> None:
+def rank(task: Any) -> dict[str, Any]:
     """Run the contenders, one after the other."""
-    job = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
     for module in (buckets, solvers):
@@ -183,24 +176,14 @@ def main() -> None:
     ranks = Ranks(hvd.global_process_set)
     ranks.name = "bench"
     found = {}
-    for task in job["contenders"]:
-        contender = Contender(task, job, ranks)
-        counted = _slowest(contender.step, job["steps"] + 1)[1:]  # the first agrees on names
+    for one in task["contenders"]:
+        contender = Contender(one, task, ranks)
+        samples = [contender.step() for _ in range(task["steps"] + 1)]
         with _unsent():
-            alone = _slowest(partial(contender.step, sent=False), job["steps"])
-        found[task["name"]] = {
-            "seconds": [whole for whole, _ in counted],
-            "passes_s": [passes for _, passes in counted],
-            "unsent_s": [whole for whole, _ in alone],
-        }
-        if hvd.rank() == 0:
-            Path(job["output"]).write_text(json.dumps(found))
+            unsent = [contender.step(sent=False) for _ in range(task["steps"])]
+        found[one["name"]] = {"samples": samples[1:], "unsent": unsent}  # the first agrees on names
     hvd.shutdown()
-
-
-def _slowest(step: Callable[[], tuple[float, float]], number: int) -> list[list[float]]:
-    """What steps take on the slowest rank. Collective."""
-    return [maxima(step(), "slowest") for _ in range(number)]
+    return found
 
 
 @contextmanager
@@ -237,7 +220,3 @@ def _plan(task: Any, layers: Sequence[FactoredModule], size: int) -> Distributio
         for layer in layers
     ]
     return Distribution(task["name"], size, tuple(works))
-
-
-if __name__ == "__main__":
-    main()

@@ -12,10 +12,8 @@ from bench import kfac, negotiation, planning
 from bench.collectives import measure
 from bench.collectives.rows import row_of
 from bench.data import __main__ as data
-from bench.network import allreduce, runs
-from bench.network.compression.__main__ import merged
-from bench.network.planning import tables
-from bench.network.planning.cells import Cell, wire_s
+from bench.network import allreduce, cells
+from bench.network.planning import row as planned
 from bench.network.workloads import names, workload
 from bench.second_order import convergence_report
 from bench.shapes import elements, resnet50
@@ -77,36 +75,41 @@ def test_an_epoch_lasts_from_the_first_begin_to_the_last_end():
     assert (found["seconds"], found["images"], found["sums"]) == ([3.0], [11], [15])
     # A ring sends all but one share twice.
     payload = 1448 / 1514
-    assert wire_s(1_000_000, 8 / payload, hosts=2) == pytest.approx(1.0)
-    assert wire_s(1_000_000, 8 / payload, hosts=4) == pytest.approx(1.5)
+    assert cells.wire_s(1_000_000, 8 / payload, hosts=2) == pytest.approx(1.0)
+    assert cells.wire_s(1_000_000, 8 / payload, hosts=4) == pytest.approx(1.5)
 
 
-def test_cells_and_contenders_take_the_place_of_their_predecessors_only(tmp_path):
-    for name, value in (("first", 1), ("other", 2), ("first", 3)):
-        runs.record(tmp_path / "a.json", {"cell": {"name": name}, "value": value})
-    assert [run["value"] for run in runs.load(tmp_path / "a.json")] == [2, 3]
-    about = {"when": "", "machine": {}, "versions": {}, "commit": "b", "dirty": False, "load": {}}
-    jobs = [{"dense": [1.0], "powersgd": [9.0]}, {"powersgd": [8.0]}]
-    old = {"jobs": jobs, "speeds": {"int8": 1.0}, "commit": "a"}
-    found = merged(old, {"jobs": [{"powersgd": [2.0]}], "speeds": {}, **about})
-    assert found["jobs"] == [{"dense": [1.0]}, {"powersgd": [2.0]}]
-    assert (found["speeds"], found["commit"]) == (old["speeds"], "a")
-    assert found["added"] == [{"contenders": ["powersgd"], **about}]
+def test_contenders_take_turns_and_the_slowest_rank_counts(monkeypatch):
+    orders = []
+
+    def run_on(bed, work, task, *, per_host, **options):
+        names = [one["name"] for one in task["contenders"]]
+        orders.append((per_host, names))
+        return [{name: {"samples": [rank, 2.0 - rank], "rank": rank} for name in names}
+                for rank in (1.0, 0.5)]  # fmt: skip
+
+    monkeypatch.setattr(cells.job, "run_on", run_on)
+    contenders = [{"name": "a"}, {"name": "b", "per_host": 2}, {"name": "c"}]
+    found = cells.measured(None, "", {}, contenders, 2)
+    assert orders == [(1, ["a", "c"]), (2, ["b"]), (1, ["c", "a"]), (2, ["b"])]
+    assert found["samples"] == dict.fromkeys("abc", [[1.0, 1.5]] * 2)
+    assert (found["unsent"], found["notes"]["a"]) == ({}, [{"rank": 1.0}] * 2)
 
 
 def test_exposed_communication_is_what_a_step_without_it_has_not():
-    cell = Cell("resnet50", 1000, 10)
-    jobs = [{name: {"seconds": [s]} for name, s in (("optimal", 1.2), ("none", 1.05))}] * 2
-    run = {"cell": {**vars(cell), "name": cell.name}, "compute_s": 1.0, "jobs": jobs}
-    assert tables.exposed_s(run, "optimal") == pytest.approx(0.15)
-    run["jobs"] = [{"optimal": {"seconds": [1.2], "unsent_s": [one]}} for one in (1.10, 1.14)]
-    assert tables.exposed_s(run, "optimal") == pytest.approx(0.08)
-    assert tables.noise_s(run, "optimal") == pytest.approx(0.04)
-    run["jobs"] = [{"optimal": {"seconds": [1.2]}}, {"optimal": {"seconds": [1.1]}}]
-    assert tables.exposed_s(run, "optimal") == pytest.approx(0.15)
-    assert tables.spread_s(run, "optimal") == pytest.approx(0.1)
-    near = [tables.is_near(*one) for one in ((1.15, 1, 0), (1.16, 1, 0), (1.2, 1, 0.2))]
-    assert near == [True, False, True]
+    run = {"title": "here", "unsent": {"a": [[1.1], [1.14]]}}
+    run |= {"samples": {"a": [[1.2], [1.2]], "b": [[2.0]]}, "predicted": {"a": {"exposed_s": 0.1}}}
+    assert cells.exposed_s(run, "a") == pytest.approx(0.08)
+    assert cells.exposed_s(run, "b") is None
+    lines = cells.models([run], {"a": "A", "b": "B"}, "exposed_s").splitlines()
+    assert lines[2:] == ["| A | 80.0 ms / 100 ms |"]
+
+
+def test_few_contenders_take_part_where_steps_take_long():
+    by_cell = {name: planned.cell_of(name).contenders for name in planned.CELLS}
+    assert len(by_cell["resnet50:1000:10:1.5"]) == len(planned.CONTENDERS)
+    assert by_cell["resnet50:300:10:1:8MiB"] == [*planned.FEW]
+    assert "auto" not in by_cell["densenet201:100:10:1:8MiB"]
 
 
 def _trial(seed, cpu_s, step, *, reached=True, lowest=0.005):

@@ -1,10 +1,10 @@
-"""What is measured: hosts and a network for each cell, and the same network of layers. Pure."""
+"""Steps of K-FAC on capped hosts, as published and ours, predicted from a probe and measured."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from aiacc.kfac import methods, published
@@ -14,53 +14,37 @@ from aiacc.kfac.modelled import factor_names, is_factor
 from aiacc.kfac.step import Costs
 from aiacc.planning.cost import ALL_REDUCE, OPERATIONS, Affine, CostModel
 from aiacc.planning.models.kronecker import layers_of
-from bench.network.plan import Spec
-from bench.network.planning.cells import CONGESTION, wire_s
+from bench.network import cells
+from bench.network.bed import bed_for
+from bench.record import Run
 
+#: HOSTS:MBIT:SHRINK; every dimension of ResNet-50 is divided by the last.
+CELLS = ("4:1000:2", "2:1000:2", "4:300:4", "2:300:4")
 MODEL = "resnet50"
 #: As in tables, those of the paper first.
 METHODS = (methods.D_KFAC, methods.MPD_KFAC, methods.SPD_KFAC)
-TITLES = (*(one.title for one in METHODS), methods.OURS)
+PEERS = tuple(one.title for one in METHODS)
+_TITLES = {title: title for title in (*PEERS, methods.OURS)}
+_VARIABLES = {"AIACC_ENGINE": "tcp", "AIACC_LANES": "4"}
+_PROBED_MIB = 16
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One line of the table.
+    """A network, and a device that is as much slower than the published one as the network is.
 
-    Attributes:
-        hosts: With one rank each.
-        mbit: Rate of every host in each direction, Mbit/s.
-        shrink: By which every dimension of ResNet-50 is divided.
-        rounds: Jobs; each has all contenders, and every second one has them backwards.
-        steps: Steps that count, of each contender in each job.
+    So sending all factors takes the same share of a step.
     """
 
     hosts: int
     mbit: float
     shrink: int
-    rounds: int = 3
-    steps: int = 3
-
-    @property
-    def name(self) -> str:
-        """As on the command line."""
-        return f"{self.hosts}:{self.mbit:g}:{self.shrink}"
-
-    @property
-    def spec(self) -> Spec:
-        """The bed."""
-        return Spec(
-            name="kfac", hosts=self.hosts, flow_mbit=0, nic_mbit=self.mbit, congestion=CONGESTION
-        )
 
     @property
     def slower(self) -> float:
-        """By how much the modelled device is slower than the published one.
-
-        As much as the network: sending all factors takes the same share of a step.
-        """
+        """By how much."""
         nbytes = sum(packed_bytes(dim) for dim in published.model(MODEL).dims)
-        wire = wire_s(nbytes // self.shrink**2, self.mbit, self.hosts)
+        wire = cells.wire_s(nbytes // self.shrink**2, self.mbit, self.hosts)
         return wire / published.MEASURED[MODEL].bulk_s
 
     @property
@@ -77,11 +61,6 @@ class Cell:
         return replace(
             cost, c0=cost.c0 * self.slower, c2=cost.c2 * self.slower, c3=cost.c3 * self.slower
         )
-
-    def estimate_s(self) -> float:
-        """About how long the cell takes."""
-        step_s = 1.3 * self.slower * published.MEASURED[MODEL].totals_s[0]
-        return self.rounds * (len(TITLES) * (self.steps + 1) * step_s + 15) + 60
 
 
 @dataclass(frozen=True)
@@ -103,7 +82,7 @@ def sustained(points: Sequence[Mapping[str, Any]], lanes: int = 1) -> Affine:
     there is no pause, so they would promise more than the wire has.
 
     Args:
-        points: Of `aiacc-plan probe`.
+        points: Of a probed network.
         lanes: So many operations at a time; the costs are of one, by what it adds to the others.
     """
     pairs = {}
@@ -118,30 +97,35 @@ def sustained(points: Sequence[Mapping[str, Any]], lanes: int = 1) -> Affine:
     return Affine(*pairs[ALL_REDUCE], pairs)
 
 
-def default() -> list[Cell]:
-    """Two and four hosts, 1 Gbit/s and 300 Mbit/s, with steps of some seconds."""
-    return [Cell(hosts, mbit, shrink) for mbit, shrink in ((1000, 2), (300, 4)) for hosts in (4, 2)]
+def measure(name: str, rounds: int | None) -> dict[str, Any]:
+    """See Row. What the simulator says is made from a probe before the rounds."""
+    hosts, mbit, shrink = (int(part) for part in name.split(":"))
+    cell = Cell(hosts, mbit, shrink)
+    with bed_for(cells.spec("kfac", mbit, hosts)) as bed:
+        network = cells.probed(bed, _VARIABLES, _PROBED_MIB)
+        found = _simulated(cell, *(sustained(network["points"], lanes) for lanes in (1, 2)))
+        layers = layers_of(cell.model.parameters)
+        measured = cells.measured(
+            bed,
+            "bench.network.second_order.step:rank",
+            _task(cell, layers),
+            [_contender(one, layers) for one in found],
+            rounds,
+            _VARIABLES,
+        )
+    return {
+        "title": f"{hosts} hosts, {mbit} Mbit/s, dimensions / {shrink}",
+        "unit": "s",
+        **measured,
+        "slower": cell.slower,
+        "bed": asdict(bed.spec),
+        "network": network,
+        "predicted": {one.title: _predicted(one) for one in found},
+    }
 
 
-def chosen(text: str) -> list[Cell]:
-    """Cells by what a user wrote: default, or HOSTS:MBIT:SHRINK with commas. Raises ValueError."""
-    if text == "default":
-        return default()
-    cells = []
-    for name in text.split(","):
-        try:
-            hosts, mbit, shrink = name.split(":")
-            cell = Cell(int(hosts), float(mbit), int(shrink))
-        except ValueError as error:
-            raise ValueError(f"cell {name!r} (expected HOSTS:MBIT:SHRINK, as 4:1000:2)") from error
-        if cell.hosts < 2 or cell.mbit <= 0 or cell.shrink < 1:
-            raise ValueError(f"cell {name!r} (expected two hosts or more, a rate, and a divisor)")
-        cells.append(cell)
-    return cells
-
-
-def found(cell: Cell, fused: CostModel, single: CostModel) -> list[Found]:
-    """How each contender does a step, by the simulator with costs that were measured.
+def _simulated(cell: Cell, fused: CostModel, single: CostModel) -> list[Found]:
+    """How each contender does a step.
 
     Args:
         cell: Of hosts and device.
@@ -154,10 +138,9 @@ def found(cell: Cell, fused: CostModel, single: CostModel) -> list[Found]:
     return [*(methods.run(method, model, costs) for method in METHODS), methods.ours(model, costs)]
 
 
-def job(cell: Cell, contenders: Sequence[Found], output: str) -> dict[str, Any]:
-    """What the ranks are told, as JSON: layers, moments and contenders, all shrunk."""
+def _task(cell: Cell, layers: Sequence[Any]) -> dict[str, Any]:
+    """What the ranks are told of all contenders: layers and moments, shrunk."""
     model, shrink = cell.model, cell.shrink
-    layers = layers_of(model.parameters)
     elements = {one.name: one.elements for one in model.parameters}
     sgd = replace(model, factor_s=1e-9 * model.factor_s)
     return {
@@ -173,9 +156,6 @@ def job(cell: Cell, contenders: Sequence[Found], output: str) -> dict[str, Any]:
         ],
         "compute_s": model.compute_s,
         "factor_s": model.factor_s,
-        "steps": cell.steps,
-        "contenders": [_contender(one, layers) for one in contenders],
-        "output": output,
     }
 
 
@@ -195,14 +175,24 @@ def _contender(one: Found, layers: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def prediction(one: Found) -> dict[str, Any]:
-    """What a result file has of a simulated step."""
-    return {
-        "seconds": one.step.seconds,
-        "compute_s": one.step.compute_s,
-        "passes_s": one.step.compute_s + one.step.exposed_s,
-        "inversion_s": one.step.stage.compute_s,
-        "exposed_s": one.step.seconds - one.step.compute_s - one.step.stage.compute_s,
-        "buckets": len(one.buckets),
-        "owned": sum(owner is not None for owner in one.owners),
-    }
+def _predicted(one: Found) -> dict[str, float]:
+    step = one.step
+    exposed_s = step.seconds - step.compute_s - step.stage.compute_s
+    return {"step_s": step.seconds, "exposed_s": exposed_s}
+
+
+def tables(runs: Sequence[Run]) -> str:
+    """See Row."""
+    return cells.parts(
+        {
+            "Steps, and ours over the fastest published variant:": cells.steps(
+                runs, _TITLES, PEERS, (methods.OURS,)
+            ),
+            "Steps, measured / simulated, from the probe before the run:": cells.models(
+                runs, _TITLES, "step_s"
+            ),
+            "Communication that is exposed, measured / simulated:": cells.models(
+                runs, _TITLES, "exposed_s"
+            ),
+        }
+    )

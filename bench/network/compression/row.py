@@ -1,0 +1,212 @@
+"""Ways for gradients to travel between capped hosts, all of a model at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from aiacc import _core
+from aiacc.compression.codecs import parse
+from aiacc.compression.compressor import AUTO
+from aiacc.compression.costs import FLAT, FREE, TWO_LEVEL, Cluster, Speeds, predict, speeds_from
+from aiacc.compression.wire import wire_of
+from aiacc.planning.cost import Analytic
+from aiacc.torch.auto_compression import MEASURED, SETTLE
+from bench.network import cells
+from bench.network.bed import bed_for
+from bench.network.workloads import workload
+from bench.record import Run
+from bench.shapes import elements
+from bench.tables import ratio
+
+PER_HOST = 2
+#: MODEL:MBIT. At 10 Gbit/s the network is as fast as two cores code, and compression should be left
+#: alone.
+CELLS = (
+    *("resnet50:10000", "vgg16:10000", "bert-base:1000", "vgg16:1000"),
+    *("bert-base:300", "vgg16:300", "bert-base:100", "vgg16:100"),
+)
+#: Seconds until a message between hosts is there, and bytes per second inside a host: for the
+#: model. Both matter little at these rates.
+_ALPHA_S, _INSIDE = 100e-6, 4e9
+#: Elements with which coding is timed.
+_ELEMENTS = 16 << 20
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to travel.
+
+    Attributes:
+        title: As in tables.
+        codec: As text; "" for DistributedDataParallel over gloo.
+        hook: Its communication hook: "", fp16 or powersgd.
+        flat: Whether all ranks talk to one another, as if none shared a host.
+        cap_mb: Of its buckets.
+        contexts: How often gloo's interface is listed.
+        warmup: Steps that do not count: buckets are formed after the first, and torch's PowerSGD
+            draws its matrices in the third.
+        per_host: Ranks on each host. Torch's PowerSGD keeps so much for a gradient that two of them
+            do not fit into this machine; some of ours have as many, to stand beside it.
+    """
+
+    title: str
+    codec: str = ""
+    hook: str = ""
+    flat: bool = False
+    cap_mb: int = 25
+    contexts: int = 1
+    warmup: int = 2
+    per_host: int = PER_HOST
+
+
+def _listed(contexts: int) -> str:
+    return f", interface listed {contexts} times" if contexts > 1 else ""
+
+
+#: Steps until "auto" has compared: six visits.
+_COMPARISON = 6 * (SETTLE + MEASURED)
+#: What it may choose from: MSTopK, too, which it would not take by itself.
+_ALL = f"{AUTO}:bf16+int8+mstopk"
+_DENSE = {
+    f"ddp_x{contexts}": Contender(f"DDP/gloo, float32{_listed(contexts)}", contexts=contexts)
+    for contexts in (1, 4)
+}
+_HALF = {
+    f"fp16_{cap}_x{contexts}": Contender(
+        f"DDP/gloo, fp16 hook, {cap} MB{_listed(contexts)}",
+        hook="fp16",
+        cap_mb=cap,
+        contexts=contexts,
+    )
+    for contexts, cap in itertools.product((1, 4), (10, 25, 50))
+}
+_LOW_RANK = {
+    f"powersgd_x{contexts}": Contender(
+        f"PowerSGD of rank 4, DDP/gloo{_listed(contexts)}, 1 rank per host",
+        hook="powersgd",
+        contexts=contexts,
+        warmup=4,
+        per_host=1,
+    )
+    for contexts in (1, 4)
+}
+CONTENDERS = {
+    "dense": Contender("float32", "none"),
+    "bf16": Contender("bf16", "bf16"),
+    "int8": Contender("int8", "int8"),
+    "int4": Contender("int4", "int4"),
+    "hitopk": Contender("MSTopK 1 %, HiTopKComm", "mstopk"),
+    "flat": Contender("MSTopK 1 %, flat", "mstopk", flat=True),
+    "randomk": Contender("random-k 1 %", "randomk"),
+    "low_rank": Contender("PowerSGD of rank 4, ours", "powersgd"),
+    AUTO: Contender(f'`compression="{_ALL}"`', _ALL, warmup=_COMPARISON + 2),
+    **_DENSE,
+    **_HALF,
+    "hitopk_1": Contender("MSTopK 1 %, 1 rank per host", "mstopk", per_host=1),
+    "low_rank_1": Contender("PowerSGD of rank 4, ours, 1 rank per host", "powersgd", per_host=1),
+    **_LOW_RANK,
+}
+_TITLES = {name: one.title for name, one in CONTENDERS.items()}
+_OURS = [name for name, one in CONTENDERS.items() if one.codec]
+#: At 100 Mbit/s a step of float32 takes a minute, and "auto" dozens of them; at 10 Gbit/s only what
+#: a step of some tenths of a second leaves room for.
+_LEFT_OUT = {
+    100.0: {AUTO, *_DENSE, *_HALF} - {"fp16_25_x1"},
+    10000.0: {"int4", "hitopk", "flat", "randomk", "low_rank", "hitopk_1", "low_rank_1"}
+    | {*_LOW_RANK},
+}
+
+
+def measure(name: str, rounds: int | None) -> dict[str, Any]:
+    """See Row. What the model says is made from how fast this machine codes before the rounds."""
+    model, _, rate = name.partition(":")
+    work, mbit = workload(model), float(rate)
+    chosen = [one for one in CONTENDERS if one not in _LEFT_OUT.get(mbit, ())]
+    speeds = {one: _speeds(CONTENDERS[one].codec) for one in chosen if _is_coded(one)}
+    count = elements(work.shapes)
+    predicted = {
+        one: {"step_s": _predicted_s(CONTENDERS[one], count, mbit, speeds.get(one, FREE))}
+        for one in chosen
+        if _is_coded(one) or one in ("dense", "bf16")
+    }
+    with bed_for(cells.spec("coded", mbit)) as bed:
+        found = cells.measured(
+            bed,
+            "bench.network.compression.step:rank",
+            {"shapes": [shape for _, shape in work.shapes]},
+            [{"name": one, **asdict(CONTENDERS[one])} for one in chosen],
+            rounds,
+        )
+    return {
+        "title": f"{work.title.partition(',')[0]}, {mbit:g} Mbit/s",
+        "unit": "s",
+        **found,
+        "bed": asdict(bed.spec),
+        "speeds": {one: asdict(speed) for one, speed in speeds.items()},
+        "predicted": predicted,
+    }
+
+
+def _is_coded(name: str) -> bool:
+    """Whether there is a model of its time, which the speed of a codec decides."""
+    return name != AUTO and CONTENDERS[name].codec not in ("", "none", "bf16", "powersgd")
+
+
+def _speeds(codec: str) -> Speeds:
+    """Of one rank by itself."""
+    one = parse(codec)
+    return speeds_from(one, _ELEMENTS, _core.coding_seconds(wire_of(one), _ELEMENTS))
+
+
+def _predicted_s(one: Contender, count: int, mbit: float, speeds: Speeds) -> float:
+    """Seconds of the all-reduces of so many elements, by the formula of a ring.
+
+    One rank of each host stands for all of them: they code at the same time and share the
+    interface.
+    """
+    across = Analytic("ring", _ALPHA_S, cells.byte_s(mbit) * one.per_host, 0.0, cells.HOSTS)
+    inside = Analytic("ring", 0.0, 1 / _INSIDE, 0.0, one.per_host)
+    bed = Cluster(cells.HOSTS, one.per_host, across, inside)
+    return predict(parse(one.codec), count, bed, speeds, FLAT if one.flat else TWO_LEVEL).seconds
+
+
+def tables(runs: Sequence[Run]) -> str:
+    """See Row."""
+    return cells.parts(
+        {
+            "Steps with two ranks per host, and ours over the fastest DDP:": cells.steps(
+                runs, _at(PER_HOST), (*_DENSE, *_HALF), _OURS
+            ),
+            "Steps with one rank per host, and ours over torch's PowerSGD:": cells.steps(
+                runs, _at(1), tuple(_LOW_RANK), _OURS
+            ),
+            "Steps, measured / model, from the rate and the speed of coding before the run:": (
+                cells.models(runs, _TITLES, "step_s")
+            ),
+            'What "auto" has found:': "\n".join(line for run in runs for line in _automatic(run)),
+        }
+    )
+
+
+def _at(per_host: int) -> dict[str, str]:
+    return {name: one.title for name, one in CONTENDERS.items() if one.per_host == per_host}
+
+
+def _automatic(run: Run) -> list[str]:
+    """How "auto" stands beside what loses nothing or little, and what it has said."""
+    if AUTO not in run["samples"]:
+        return []
+    over = max(ratio(run, AUTO, name) for name in ("dense", "bf16"))
+    return [
+        f"* {run['title']}: {CONTENDERS[AUTO].title} takes {over:.2f}x the faster of float32 and "
+        "bf16",
+        *(f"  (`{line}`)" for note in run["notes"].get(AUTO, ()) for line in note["said"]),
+    ]
+
+
+def plot(runs: Sequence[Run]) -> Any:
+    """See Row."""
+    return cells.plot(runs, _TITLES, _OURS)

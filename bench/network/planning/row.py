@@ -1,0 +1,263 @@
+"""Steps with the plans of all planners on capped hosts, predicted from a probe and measured."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from aiacc.planning import planners
+from aiacc.planning.execution import Sending, step_s
+from aiacc.planning.plan import Plan, bucket_cap_mb_list
+from aiacc.planning.trace import Tensor, Trace
+from bench.network import cells
+from bench.network.bed import bed_for
+from bench.network.workloads import Workload, workload
+from bench.record import Run
+from bench.tables import amount
+
+#: MODEL:MBIT:DELAY_MS:DEVICE, and AIACC_UNIT_BYTES unless it is 1 MiB. The device computes so many
+#: times as long as all gradients take on the wire, or is the published one. At 1.5 the backward
+#: pass is as long as the wire, and planning decides most.
+CELLS = (
+    "resnet50:1000:0:published",
+    "resnet50:1000:0:1.5",
+    "resnet50:1000:10:1.5",
+    "resnet50:1000:10:1.5:8MiB",
+    "resnet50:300:10:1:8MiB",
+    "densenet201:1000:0:1",
+    "densenet201:1000:0:1.5",
+    "densenet201:1000:10:1.5:8MiB",
+    "densenet201:100:10:1:8MiB",
+    "bert-base:1000:0:1",
+)
+#: AIACC_LANES of all ranks, which is its default on several hosts.
+LANES = 4
+THRESHOLD = "threshold(25)"
+PLANNERS = (
+    *("per_tensor", "single", THRESHOLD, "mgwfbp_paper", "optimal", "optimal_k"),
+    *(f"lanes({LANES})", "decoupled"),
+)
+#: Of cells whose gradients take so long on the wire only FEW take part, or not even `plan="auto"`,
+#: which needs up to 92 steps until it has chosen.
+_FEW_S, _NO_AUTO_S = 2.5, 5.0
+_AUTO_WARMUP = 92
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to train.
+
+    Attributes:
+        title: As in tables.
+        kind: What `bench.network.planning.step` does: none (no communication), aiacc, ddp.
+        planner: Whose plan it takes, "" for none.
+        lanes: AIACC_LANES.
+        views: Whether gradients are views of buckets, and are zeroed before each step.
+        cap_mb: Of DistributedDataParallel's buckets.
+        contexts: How often gloo's interface is listed.
+        warmup: Steps that do not count, besides the first one: TCP finds its windows in them.
+    """
+
+    title: str
+    kind: str
+    planner: str = ""
+    lanes: int = LANES
+    views: bool = False
+    cap_mb: int = 25
+    contexts: int = 1
+    warmup: int = 3
+
+
+_DDP = {
+    f"ddp_{cap}_x{contexts}": Contender(
+        f"DDP/gloo, {cap} MB" + (f", interface listed {contexts} times" if contexts > 1 else ""),
+        "ddp",
+        cap_mb=cap,
+        contexts=contexts,
+    )
+    for contexts, cap in itertools.product((1, 4), (10, 25, 50))
+}
+CONTENDERS = {
+    "none": Contender("no communication", "none"),
+    **{name: Contender(f"`{name}`", "aiacc", name) for name in PLANNERS},
+    "decoupled_1": Contender("`decoupled`, 1 lane", "aiacc", "decoupled", lanes=1),
+    "optimal_views": Contender("`optimal`, views", "aiacc", "optimal", views=True),
+    "dynamic": Contender("no plan", "aiacc"),
+    "auto": Contender('`plan="auto"`', "aiacc", "auto", warmup=_AUTO_WARMUP),
+    **_DDP,
+    "ddp_list": Contender("DDP/gloo, our list", "ddp", "optimal"),
+}
+_TITLES = {name: one.title for name, one in CONTENDERS.items()}
+_OURS = [name for name, one in CONTENDERS.items() if one.kind == "aiacc"]
+FEW = (THRESHOLD, "mgwfbp_paper", "optimal", "decoupled_1", "auto", *_DDP, "ddp_list")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One network and one device; ``ratio`` is None for the published one."""
+
+    work: Workload
+    mbit: float
+    delay_ms: float
+    ratio: float | None
+    unit: str
+
+    @property
+    def title(self) -> str:
+        """As in tables."""
+        model = self.work.title.partition(",")[0]
+        device = "published device" if self.ratio is None else f"{self.ratio:g} of the wire"
+        unit = self.unit.replace("MiB", " MiB")
+        return f"{model}, {self.mbit:g} Mbit/s, {self.delay_ms:g} ms, units of {unit}, {device}"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment of all ranks, those of the probe too."""
+        return {"AIACC_ENGINE": "tcp", "AIACC_LANES": str(LANES), "AIACC_UNIT_BYTES": self.unit}
+
+    @property
+    def contenders(self) -> list[str]:
+        """Who takes part."""
+        wire = cells.wire_s(self.work.bytes, self.mbit)
+        names = FEW if wire > _FEW_S else CONTENDERS
+        return [name for name in names if name != "auto" or wire < _NO_AUTO_S]
+
+
+def cell_of(name: str) -> Cell:
+    """A cell by its name."""
+    model, mbit, delay_ms, device, unit = [*name.split(":"), "1MiB"][:5]
+    work, ratio = workload(model), None if device == "published" else float(device)
+    if ratio is not None:
+        work = work.lasting(ratio * cells.wire_s(work.bytes, float(mbit)))
+    return Cell(work, float(mbit), float(delay_ms), ratio, unit)
+
+
+def trace_of(work: Workload) -> Trace:
+    """The step as planners take it: what the modelled device does, exactly."""
+    needs = [0.0, *itertools.accumulate(work.layers_s)]
+    tensors = [
+        Tensor(
+            name,
+            4 * math.prod(shape),
+            "float32",
+            work.forward_s + after_s,
+            min(need_s, work.forward_s),
+        )
+        for (name, shape), after_s, need_s in zip(
+            work.shapes, work.backward_s, needs[:-1], strict=True
+        )
+    ]
+    return Trace(
+        model=work.title,
+        tensors=tuple(reversed(tensors)),
+        forward_s=work.forward_s,
+        backward_s=max(work.backward_s),
+        source="modelled",
+    )
+
+
+def probe_mib(mbit: float) -> int:
+    """Largest size that is probed: about half a second of the wire, from 4 to 32 MiB."""
+    most = 0.5 / cells.wire_s(1 << 20, mbit)
+    return int(min(32, max(4, 2 ** math.floor(math.log2(most)))))
+
+
+def measure(name: str, rounds: int | None) -> dict[str, Any]:
+    """See Row. What the model says is made from a probe before the rounds."""
+    cell = cell_of(name)
+    work, trace = cell.work, trace_of(cell.work)
+    with bed_for(cells.spec("planning", cell.mbit, delay_ms=cell.delay_ms)) as bed:
+        network = cells.probed(bed, cell.variables, probe_mib(cell.mbit))
+        cost = cells.cost_of(network)
+        plans = {planner: planners.plan(planner, trace, cost) for planner in PLANNERS}
+        predicted = {
+            one: _predicted(
+                step_s(trace, plans.get(CONTENDERS[one].planner), cost, _sending(cell, one)), work
+            )
+            for one in _OURS
+            if one != "auto"
+        }
+        found = cells.measured(
+            bed,
+            "bench.network.planning.step:rank",
+            {"workload": work.name, "compute_s": work.compute_s},
+            [task_of(one, plans, trace) for one in cell.contenders],
+            rounds,
+            cell.variables,
+        )
+    return {
+        "title": cell.title,
+        "unit": "s",
+        **found,
+        "compute_s": work.compute_s,
+        "bed": asdict(bed.spec),
+        "network": network,
+        "plans": {planner: _kept(plan) for planner, plan in plans.items()},
+        "predicted": predicted,
+    }
+
+
+def _sending(cell: Cell, name: str) -> Sending:
+    """How the core sends what a contender has, whatever the planner thinks."""
+    one, unit_bytes = CONTENDERS[name], int(cell.unit.removesuffix("MiB")) << 20
+    return Sending(unit_bytes, one.lanes, one.views, cells.HOSTS)
+
+
+def _predicted(seconds: float, work: Workload) -> dict[str, float]:
+    return {"step_s": seconds, "exposed_s": seconds - work.compute_s}
+
+
+def _kept(plan: Plan) -> dict[str, Any]:
+    """What a result file has of a plan; ``predicted_s`` is the planner's."""
+    return {
+        "buckets": len(plan.buckets),
+        "predicted_s": plan.predicted_s,
+        "bound_s": plan.bound_s,
+        "digest": plan.digest,
+    }
+
+
+def task_of(name: str, plans: Mapping[str, Plan], trace: Trace) -> dict[str, Any]:
+    """What the ranks are told of a contender."""
+    one = CONTENDERS[name]
+    found = {"name": name, **asdict(one), "plan": None, "limits_mib": None}
+    if one.kind == "ddp" and one.planner:
+        found["limits_mib"] = bucket_cap_mb_list(trace, plans[one.planner])
+    elif one.planner:
+        plan = plans.get(one.planner)
+        found["plan"] = one.planner if plan is None else plan.encode()
+    return found
+
+
+def tables(runs: Sequence[Run]) -> str:
+    """See Row."""
+    return cells.parts(
+        {
+            "Steps, and ours over the fastest DDP:": cells.steps(runs, _TITLES, tuple(_DDP), _OURS),
+            "Steps, measured / model, from the probe before the run, of the plan as the core sends "
+            "it:": cells.models(runs, _TITLES, "step_s"),
+            "Communication that computation does not hide, measured / model:": cells.models(
+                runs, _TITLES, "exposed_s"
+            ),
+            "Buckets of the plans, and steps as the planners see them, one bucket at a time "
+            f"(`lanes({LANES})`: {LANES}, and what no such plan beats):": cells.across(
+                runs, {name: f"`{name}`" for name in PLANNERS}, _plan_text
+            ),
+        }
+    )
+
+
+def _plan_text(run: Run, planner: str) -> str:
+    plan = run["plans"].get(planner)
+    if plan is None:
+        return ""
+    text = f"{plan['buckets']}; {amount(plan['predicted_s'], 's')}"
+    return text + (f" (≥ {amount(plan['bound_s'], 's')})" if planner.startswith("lanes") else "")
+
+
+def plot(runs: Sequence[Run]) -> Any:
+    """See Row."""
+    return cells.plot(runs, _TITLES, _OURS)
