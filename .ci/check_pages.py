@@ -27,8 +27,6 @@ sys.path.insert(0, str(ROOT))
 TABLES = {
     "bench.compile": "table",
     "bench.negotiation": "table",
-    "bench.optim.muon": "table",
-    "bench.optim.steps": "table",
     "bench.selection": "table",
 }
 #: A command that installs by a name what PyPI has from somebody else, or nobody has put there yet.

@@ -79,6 +79,7 @@ _STEP = (*_BED, "aiacc/torch", "aiacc/autotune", "bench/network/step.py")
 _ON_BED = ("root", "quiet")
 _NETWORK = ("bench/network/cells.py", "bench/network/ranks.py", "bench/network/workloads.py")
 
+
 ROWS: tuple[Row, ...] = (
     Row(
         "network.training",
@@ -187,6 +188,24 @@ ROWS: tuple[Row, ...] = (
         ),
         needs=("root", "quiet"),
         minutes=20,
+    ),
+    Row(
+        "optim.steps",
+        "a step of LARS and of LAMB beside timm's, and torch's SGD and AdamW",
+        "bench.optim.steps",
+        "docs/optimizers.md",
+        paths=("aiacc/optim", "csrc/kernels/lars.cc", "csrc/kernels/lars.h", "csrc/kernels/vector"),
+        needs=("timm", "quiet"),
+        minutes=3,
+    ),
+    Row(
+        "optim.muon",
+        "Muon, and LARS's norms, divided among ranks or done by each",
+        "bench.optim.muon",
+        "docs/optimizers.md",
+        paths=("aiacc/torch/parallel", "aiacc/planning/division", "csrc/engines"),
+        needs=("quiet",),
+        minutes=3,
     ),
 )
 

@@ -90,7 +90,7 @@ def provenance(runs: Sequence[Run]) -> str:
     dates = first if first == last else f"{first} to {last}"
     commits = sorted({run["commit"][:12] for run in runs})
     machines = sorted({kind(run["machine"]) for run in runs})
-    loads = [run["load"]["before"][0] for run in runs if run["load"].get("before")]
+    loads = [run["load"]["before"][0] for run in runs if run.get("load", {}).get("before")]
     commands = sorted({run["command"] for run in runs if "command" in run})
     text = f"{dates}, commit {', '.join(commits)}, {' and '.join(machines)}"
     if loads:

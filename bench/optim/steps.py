@@ -1,75 +1,81 @@
-"""``python -m bench.optim.steps``: a step of LARS and of LAMB beside torch's and timm's.
+"""Row optim.steps: a step of LARS and of LAMB beside timm's, and torch's simpler optimizers.
 
-All contenders step in turn, round after round, on tensors of their own of ResNet-50's shapes, in
-float32 and host memory; a ratio is the median over the rounds of the two times of a round, so that
-both saw the same machine. Writes one result file and the table of docs/optimizers.md.
+All contenders step in turn on tensors of their own of ResNet-50's shapes, float32 in host memory.
 """
 
-import argparse
-import json
-import sys
-import time
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
-from importlib import metadata
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 
 from aiacc.optim import LAMB, LARS
-from bench import machine
-from bench.report import between_markers
-from bench.shapes import elements, resnet50
-from tests.support.learning.timm_optimizers import Lamb, Lars
+from bench.record import Run
+from bench.shapes import resnet50
+from bench.tables import contest
+from bench.turns import timed
 
-RESULT = machine.ROOT / "bench" / "results" / "optim.json"
-PAGE = machine.ROOT / "docs" / "optimizers.md"
-MARK = "optim:steps"
-WARM_UP = 3
-
+CELLS = ("lars:1", "lars:2", "lamb:1", "lamb:2")
+ROUNDS, WARM_UP = 20, 3
 #: Of all of them, as far as they have it.
-_SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
-
-CONTENDERS: dict[str, Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer]] = {
-    "LARS": lambda params: LARS(params, **_SGD),
-    "LARS, foreach": lambda params: LARS(params, **_SGD, foreach=True),
-    "LARS, one by one": lambda params: LARS(params, **_SGD, fused=False, foreach=False),
-    "LAMB": lambda params: LAMB(params),
-    "torch SGD, foreach": lambda params: torch.optim.SGD(params, **_SGD, foreach=True),
-    "torch SGD, default": lambda params: torch.optim.SGD(params, **_SGD),
-    "torch SGD, fused": lambda params: torch.optim.SGD(params, **_SGD, fused=True),
-    "torch AdamW, default": lambda params: torch.optim.AdamW(params),
-    "timm Lars, default": lambda params: Lars(params, **_SGD),
-    "timm Lars, foreach": lambda params: Lars(params, **_SGD, foreach=True),
-    "timm Lamb, default": lambda params: Lamb(params, max_grad_norm=None),
+_SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
+TITLES = {
+    "lars": "LARS (aiacc)",
+    "lars_foreach": "LARS (aiacc), foreach",
+    "lars_single": "LARS (aiacc), one by one",
+    "timm_lars": "timm Lars, default",
+    "timm_lars_foreach": "timm Lars, foreach",
+    "sgd": "torch SGD, default",
+    "sgd_foreach": "torch SGD, foreach",
+    "sgd_fused": "torch SGD, fused",
+    "lamb": "LAMB (aiacc)",
+    "timm_lamb": "timm Lamb, default",
+    "timm_lamb_foreach": "timm Lamb, foreach",
+    "adamw": "torch AdamW, default",
+    "adamw_fused": "torch AdamW, fused",
 }
-#: Ours, the other, and how many times as fast ours was to be.
-RATIOS = (
-    ("LARS", "torch SGD, foreach", 0.8),
-    ("LARS", "torch SGD, default", None),
-    ("LARS", "torch SGD, fused", None),
-    ("LARS", "timm Lars, default", 5.0),
-    ("LARS", "timm Lars, foreach", None),
-    ("LAMB", "torch AdamW, default", None),
-    ("LAMB", "timm Lamb, default", None),
-)
+#: Those that compute the same.
+PEERS = ("timm_lars", "timm_lars_foreach", "timm_lamb", "timm_lamb_foreach")
+
+Make = Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer]
 
 
-def measure(threads: int, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of the steps of every contender, with so many threads of torch."""
-    torch.set_num_threads(threads)
+def measure(cell: str, rounds: int | None) -> dict[str, Any]:
+    """Seconds of steps, with as many threads of torch as the cell says."""
+    name, threads = cell.split(":")
+    torch.set_num_threads(int(threads))
     torch.manual_seed(0)
-    contenders = {name: make(_parameters()) for name, make in CONTENDERS.items()}
-    samples: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(WARM_UP + rounds):
-        for name, optimizer in contenders.items():
-            began = time.perf_counter()
-            optimizer.step()
-            if number >= WARM_UP:
-                samples[name].append(round((time.perf_counter() - began) * 1e3, 3))
-    return samples
+    optimizers = {key: make(_parameters()) for key, make in _contenders(name).items()}
+    calls = {key: optimizer.step for key, optimizer in optimizers.items()}
+    return {
+        "title": f"{name.upper()}, {threads} thread{'s'[: threads != '1']}",
+        "unit": "s",
+        "samples": timed(calls, rounds or ROUNDS, warm_up=WARM_UP),
+    }
+
+
+def _contenders(name: str) -> dict[str, Make]:
+    from tests.support.learning.timm_optimizers import Lamb, Lars
+
+    if name == "lamb":
+        return {
+            "lamb": lambda params: LAMB(params),
+            "timm_lamb": lambda params: Lamb(params, max_grad_norm=None),
+            "timm_lamb_foreach": lambda params: Lamb(params, max_grad_norm=None, foreach=True),
+            "adamw": lambda params: torch.optim.AdamW(params),
+            "adamw_fused": lambda params: torch.optim.AdamW(params, fused=True),
+        }
+    return {
+        "lars": lambda params: LARS(params, **_SGD),
+        "lars_foreach": lambda params: LARS(params, **_SGD, foreach=True),
+        "lars_single": lambda params: LARS(params, **_SGD, fused=False, foreach=False),
+        "timm_lars": lambda params: Lars(params, **_SGD),
+        "timm_lars_foreach": lambda params: Lars(params, **_SGD, foreach=True),
+        "sgd": lambda params: torch.optim.SGD(params, **_SGD),
+        "sgd_foreach": lambda params: torch.optim.SGD(params, **_SGD, foreach=True),
+        "sgd_fused": lambda params: torch.optim.SGD(params, **_SGD, fused=True),
+    }
 
 
 def _parameters() -> list[torch.nn.Parameter]:
@@ -81,64 +87,7 @@ def _parameters() -> list[torch.nn.Parameter]:
     return made
 
 
-def ratio(samples: dict[str, list[float]], ours: str, other: str) -> float:
-    """How many times as fast ours was, by the median over rounds."""
-    return median(b / a for a, b in zip(samples[ours], samples[other], strict=True))
-
-
-def table(report: dict[str, Any]) -> str:
-    """Medians, and ratios with what was wanted."""
-    rows = [
-        ["step of 25.6 M parameters", *(f"{run['threads']} thread(s)" for run in report["runs"])]
-    ]
-    rows.append(["---"] * len(rows[0]))
-    for name in CONTENDERS:
-        medians = [median(run["samples_ms"][name]) for run in report["runs"]]
-        rows.append([name, *(f"{value:.1f} ms" for value in medians)])
-    for ours, other, wanted in RATIOS:
-        ratios = [ratio(run["samples_ms"], ours, other) for run in report["runs"]]
-        goal = "" if wanted is None else f" (goal: {wanted:g}x)"
-        cells = [f"{value:.2f}x" for value in ratios]
-        rows.append([f"{ours}: as fast as {other}{goal}", *cells])
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    versions = report["versions"]
-    lines.append(
-        f"\n{report['machine']['cpu']}, {report['machine']['cores']} cores, torch "
-        f"{versions['torch']}, timm {versions['timm']}, commit {report['commit'][:9]}, medians of "
-        f"{len(report['runs'][0]['samples_ms']['LARS'])} rounds, load {report['load_before'][0]:g} "
-        "before."
-    )
-    return "\n".join(lines)
-
-
-def main() -> int:
-    """Measure, write the result file and the page, print the table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.optim.steps", description=__doc__)
-    parser.add_argument("--json", type=Path, default=RESULT, help="file to write (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=20, help="(%(default)s)")
-    parser.add_argument("--threads", default="1,2", help="of torch (%(default)s)")
-    options = parser.parse_args()
-    report: dict[str, Any] = {
-        "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        "versions": {**machine.versions(), "timm": metadata.version("timm")},
-        **machine.commit(),
-        "load_before": machine.load(),
-        "elements": elements(resnet50()),
-        "runs": [
-            {"threads": threads, "samples_ms": measure(threads, options.rounds)}
-            for threads in map(int, options.threads.split(","))
-        ],
-        "load_after": machine.load(),
-    }
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
-    made = table(report)
-    print(made)
-    if options.json == RESULT:
-        page = between_markers(PAGE.read_text(), made, PAGE.name, MARK)
-        PAGE.write_text(page)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def tables(runs: Sequence[Run]) -> str:
+    """Markdown: medians, and ours over the faster of timm's. Pure."""
+    ours = [key for key, title in TITLES.items() if "aiacc" in title]
+    return contest(runs, TITLES, PEERS, ours)
