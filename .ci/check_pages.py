@@ -123,12 +123,10 @@ def _tests(texts: dict[str, str]) -> Iterator[str]:
 
 def writers() -> Iterator[tuple[Path, Callable[[str], str]]]:
     """Pages, and what puts current tables into one."""
-    from bench import kfac, kfac_page, planning, report
+    from bench import kfac, kfac_page, planning, record, report
     from bench.data import page as data_page
     from bench.network.runs import load
-    from bench.record import read
     from bench.row import ROWS
-    from bench.second_order import convergence, convergence_report, parts
     from bench.tables import section
     from bench.training.compression import report as training
 
@@ -147,13 +145,9 @@ def writers() -> Iterator[tuple[Path, Callable[[str], str]]]:
     yield kfac_page.PAGE, lambda text: kfac_page.with_tables(text, _json(kfac.RESULT))
     yield planning.PAGE, lambda text: planning.with_tables(text, _json(planning.RESULT))
     yield training.PAGE, lambda text: training.with_section(text, load(training.RESULT))
-    both = _json(parts.RESULT), _json(parts.STEPS_RESULT)
-    yield parts.PAGE, lambda text: parts.with_tables(text, *both)
     for row in ROWS:
-        if runs := read(row.result):
+        if runs := record.read(row.result):
             yield ROOT / row.page, _between(row.mark, section(row.load(), runs))
-    trials = load(convergence.RESULT)
-    yield parts.PAGE, lambda text: convergence_report.with_section(text, trials)
 
 
 def _json(path: Path) -> Any:

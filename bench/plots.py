@@ -49,6 +49,35 @@ def bars(axis: Any, run: Run, titles: Mapping[str, str], ours: Sequence[str]) ->
     axis.set_title(run["title"], fontsize=8, wrap=True)
 
 
+def points(
+    axis: Any,
+    values: Mapping[str, Sequence[float]],
+    ours: Sequence[str],
+    limit: float | None = None,
+) -> None:
+    """A line of points for each title, one for each sample; what is above ``limit`` in words."""
+    for at, (title, found) in enumerate(values.items()):
+        shown = [value for value in found if limit is None or value <= limit]
+        color = OURS if title in ours else PEERS
+        axis.plot(shown, [at] * len(shown), "o", color=color, alpha=0.6, markersize=4)
+        if not found:
+            axis.text(0.02, at, "never", size=7, va="center", transform=axis.get_yaxis_transform())
+        if len(shown) < len(found):
+            text = f"{len(found) - len(shown)} up to {max(found):,.0f} →"
+            axis.text(
+                0.99,
+                at,
+                text,
+                size=7,
+                ha="right",
+                va="center",
+                transform=axis.get_yaxis_transform(),
+            )
+    axis.set_yticks(range(len(values)), list(values), size=7)
+    axis.set_ylim(len(values) - 0.5, -0.5)
+    axis.grid(axis="x", alpha=0.3)
+
+
 def save(figure: Any, path: Path) -> None:
     """Write the figure; nothing in the file says when."""
     figure.tight_layout()

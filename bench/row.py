@@ -207,6 +207,34 @@ ROWS: tuple[Row, ...] = (
         needs=("quiet",),
         minutes=3,
     ),
+    Row(
+        "kfac.parts",
+        "factors, packing and inverses of K-FAC beside the usual ways",
+        "bench.second_order.parts",
+        "docs/kfac.md",
+        paths=(
+            *(f"aiacc/kfac/{name}.py" for name in ("factors", "rows", "products", "packing")),
+            "aiacc/kfac/inverses.py",
+        ),
+        minutes=3,
+    ),
+    Row(
+        "kfac.steps",
+        "a step with K-FAC, by how often factors and inverses are made",
+        "bench.second_order.steps",
+        "docs/kfac.md",
+        paths=("aiacc/kfac", "aiacc/torch/kfac"),
+        minutes=5,
+    ),
+    Row(
+        "convergence.kfac",
+        "seconds and steps to a target: K-FAC, SGD, Adam, Muon and SOAP, equally tuned",
+        "bench.second_order.convergence",
+        "docs/kfac.md",
+        paths=("bench/second_order", "aiacc/kfac", "aiacc/torch/kfac"),
+        needs=("pytorch_optimizer",),
+        minutes=20,
+    ),
 )
 
 

@@ -1,21 +1,25 @@
-"""What a step costs with K-FAC, by how often factors and inverses are made."""
+"""Row kfac.steps: what a step costs with K-FAC, by how often factors and inverses are made."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from statistics import median
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 import aiacc.torch as hvd
-from bench.second_order.workloads import WORKLOADS, Workload
+from bench.record import Run
+from bench.second_order.workloads import AUTOENCODER, DIGITS, Workload
+from bench.tables import ratio, spread, table
+from bench.turns import timed
 
-FREQUENCIES = (1, 10, 100)
+ROUNDS = 5
 #: Steps of a sample, with as many updates at each frequency as there are in so many steps.
 STEPS = 100
+#: Every so many steps factors and inverses are made; None: without K-FAC.
+FREQUENCIES = {"without": None, "every 1": 1, "every 10": 10, "every 100": 100}
 
 
 def wide_network() -> nn.Module:
@@ -34,28 +38,28 @@ def wide_network() -> nn.Module:
     )
 
 
-def measured(repeats: int) -> list[dict[str, Any]]:
-    """CPU seconds of `STEPS` steps of each training, without K-FAC and at each frequency."""
-    found = []
-    digits = WORKLOADS[1]
-    for title, work, model in (
-        *((work.title, work, work.model) for work in WORKLOADS),
-        ("64 and 128 channels", digits, wide_network),
-    ):
-        runners = {"without": _runner(work, model(), None)}
-        for frequency in FREQUENCIES:
-            runners[f"every {frequency}"] = _runner(work, model(), frequency)
-        samples: dict[str, list[float]] = {name: [] for name in runners}
-        for _ in range(repeats):
-            for name, run in runners.items():
-                began = time.process_time()
-                run()
-                samples[name].append(round(time.process_time() - began, 5))
-        found.append({"title": title, "batch": work.batch, "samples_s": samples})
-    return found
+_CELLS = {
+    "autoencoder": (AUTOENCODER, AUTOENCODER.model),
+    "digits": (DIGITS, DIGITS.model),
+    "wide": (DIGITS, wide_network),
+}
+CELLS = tuple(_CELLS)
 
 
-def _runner(work: Workload, model: nn.Module, frequency: int | None) -> Callable[[], None]:
+def measure(cell: str, rounds: int | None) -> dict[str, Any]:
+    """CPU seconds of a step of one thread, without K-FAC and at each frequency."""
+    work, model = _CELLS[cell]
+    torch.set_num_threads(1)
+    hvd.init()
+    calls = {name: _steps(work, model(), every) for name, every in FREQUENCIES.items()}
+    found = timed(calls, rounds or ROUNDS, warm_up=0, clock=time.process_time)
+    hvd.shutdown()
+    samples = {name: [[one / STEPS for one in job] for job in jobs] for name, jobs in found.items()}
+    title = "64 and 128 channels" if cell == "wide" else work.title
+    return {"title": f"{title}, batch {work.batch}", "unit": "s", "samples": samples}
+
+
+def _steps(work: Workload, model: nn.Module, frequency: int | None) -> Callable[[], None]:
     sgd = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9)
     kfac: Any = None
     if frequency is not None:
@@ -74,20 +78,12 @@ def _runner(work: Workload, model: nn.Module, frequency: int | None) -> Callable
     return steps
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown: milliseconds per step, and how many times one without K-FAC. Pure."""
-    names = list(rows[0]["samples_s"])
-    titles = [
-        "step without K-FAC",
-        *(f"{name} step{'s'[: name != 'every 1']}" for name in names[1:]),
-    ]
-    lines = ["| training | " + " | ".join(titles) + " |", "| --- " * (len(titles) + 1) + "|"]
-    for row in rows:
-        medians = {name: median(samples) / STEPS for name, samples in row["samples_s"].items()}
-        cells = [
-            f"{seconds * 1e3:.2f} ms"
-            + ("" if name == "without" else f" ({seconds / medians['without']:.2f} x)")
-            for name, seconds in medians.items()
-        ]
-        lines.append(f"| {row['title']}, batch {row['batch']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def tables(runs: Sequence[Run]) -> str:
+    """Markdown: CPU time of a step, and how many times one without K-FAC. Pure."""
+    names = [name for name in FREQUENCIES if name != "without"]
+    lines = []
+    for run in runs:
+        cells = [f"{spread(run, name)} ({ratio(run, name, 'without'):.2f}x)" for name in names]
+        lines.append([run["title"], spread(run, "without"), *cells])
+    head = [f"{name} step{'s'[: name != 'every 1']}" for name in names]
+    return table(["training", "step without K-FAC", *head], lines)

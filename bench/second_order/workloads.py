@@ -21,31 +21,25 @@ class Workload:
     """A training that ends when a target is reached, or after so many steps.
 
     Attributes:
-        name: Key in result files.
         title: As in tables.
         model: With new parameters.
         loss: Of outputs and targets.
         batch: Examples of a step, drawn with replacement.
         learned: Inputs and targets to learn from.
-        measure: What falls to the target: of a model.
-        measured: What that is, in words.
+        measure: What falls to the target, of a model; every 10 steps.
         target: To be reached in `twice` measurements in a row.
         twice: Number of them.
-        every: Steps from one measurement to the next.
         steps: At most.
     """
 
-    name: str
     title: str
     model: Callable[[], nn.Module]
     loss: nn.Module
     batch: int
     learned: Callable[[], tuple[Tensor, Tensor]]
     measure: Callable[[nn.Module], float]
-    measured: str
     target: float
     twice: int
-    every: int
     steps: int
 
 
@@ -57,15 +51,14 @@ def _autoencoder() -> nn.Module:
 
 
 @cache
-def _pixels() -> Tensor:
-    learn, test = load_data()
-    return torch.cat([learn.images, test.images]).flatten(1)
-
-
-@cache
 def _digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     learn, test = load_data()
     return (learn.images, learn.labels), (test.images, test.labels)
+
+
+@cache
+def _pixels() -> Tensor:
+    return torch.cat([images for images, _ in _digits()]).flatten(1)
 
 
 def _squared_error(model: nn.Module) -> float:
@@ -77,43 +70,27 @@ def _error(model: nn.Module) -> float:
     return (model(images).argmax(1) != labels).float().mean().item()
 
 
-WORKLOADS = (
-    Workload(
-        name="autoencoder",
-        title="autoencoder",
-        model=_autoencoder,
-        loss=nn.MSELoss(),
-        batch=256,
-        learned=lambda: (_pixels(), _pixels()),
-        measure=_squared_error,
-        measured="mean squared error of a pixel, all 1,797 images",
-        target=0.006,
-        twice=1,
-        every=10,
-        steps=1500,
-    ),
-    Workload(
-        name="digits",
-        title="convolutional network",
-        model=Net,
-        loss=nn.CrossEntropyLoss(),
-        batch=128,
-        learned=lambda: _digits()[0],
-        measure=_error,
-        measured="share of 360 held-out images that are classified wrongly",
-        target=0.02,
-        twice=2,
-        every=10,
-        steps=500,
-    ),
+#: Its measure: the mean squared error of a pixel, of all 1,797 images.
+AUTOENCODER = Workload(
+    title="autoencoder",
+    model=_autoencoder,
+    loss=nn.MSELoss(),
+    batch=256,
+    learned=lambda: (_pixels(), _pixels()),
+    measure=_squared_error,
+    target=0.006,
+    twice=1,
+    steps=1500,
 )
-
-
-def workload(name: str) -> Workload:
-    """The one of that name; ValueError for another."""
-    for one in WORKLOADS:
-        if one.name == name:
-            return one
-    raise ValueError(
-        f"workload {name!r} (expected one of {', '.join(one.name for one in WORKLOADS)})"
-    )
+#: Its measure: the share of 360 held-out images that are classified wrongly.
+DIGITS = Workload(
+    title="convolutional network",
+    model=Net,
+    loss=nn.CrossEntropyLoss(),
+    batch=128,
+    learned=lambda: _digits()[0],
+    measure=_error,
+    target=0.02,
+    twice=2,
+    steps=500,
+)

@@ -15,7 +15,7 @@ from bench.data import __main__ as data
 from bench.network import allreduce, cells
 from bench.network.planning import row as planned
 from bench.network.workloads import names, workload
-from bench.second_order import convergence_report
+from bench.second_order import convergence
 from bench.shapes import elements, resnet50
 from bench.training.compression import report as compressed
 
@@ -112,17 +112,16 @@ def test_few_contenders_take_part_where_steps_take_long():
     assert "auto" not in by_cell["densenet201:100:10:1:8MiB"]
 
 
-def _trial(seed, cpu_s, step, *, reached=True, lowest=0.005):
-    curve = [[step, cpu_s, 2 * cpu_s, lowest]]
-    return {"seed": seed, "reached": reached, "lowest": lowest, "curve": curve}
+def _trial(seconds, *, reached=True, lowest=0.005):
+    return {"reached": reached, "lowest": lowest, "seconds": seconds}
 
 
 def test_the_best_trial_is_the_quickest_else_the_closest():
-    slow, quick = _trial(0, 2.0, 100), _trial(0, 1.0, 200)
-    near = _trial(0, 9.0, 300, reached=False, lowest=0.007)
-    lost = _trial(0, 0.1, 10, reached=False, lowest=None)
-    assert convergence_report.best_of([slow, quick, near, lost]) is quick
-    assert convergence_report.best_of([lost, near]) is near
+    slow, quick = _trial(2.0), _trial(1.0)
+    near = _trial(9.0, reached=False, lowest=0.007)
+    lost = _trial(0.1, reached=False, lowest=None)
+    assert convergence.best_of([slow, quick, near, lost]) is quick
+    assert convergence.best_of([lost, near]) is near
 
 
 def _trained(contender, losses, held_out=1.0, seed=1, sent=1000):
