@@ -128,7 +128,6 @@ def writers() -> Iterator[tuple[Path, Callable[[str], str]]]:
     from bench.network.runs import load
     from bench.row import ROWS
     from bench.tables import section
-    from bench.training.compression import report as training
 
     for row in ROWS:
         if runs := read(row.result):
@@ -144,7 +143,6 @@ def writers() -> Iterator[tuple[Path, Callable[[str], str]]]:
     yield data_page.PAGE, lambda text: data_page.with_all_tables(text, report.FOLDER)
     yield kfac_page.PAGE, lambda text: kfac_page.with_tables(text, _json(kfac.RESULT))
     yield planning.PAGE, lambda text: planning.with_tables(text, _json(planning.RESULT))
-    yield training.PAGE, lambda text: training.with_section(text, load(training.RESULT))
     for row in ROWS:
         if runs := record.read(row.result):
             yield ROOT / row.page, _between(row.mark, section(row.load(), runs))

@@ -227,6 +227,18 @@ ROWS: tuple[Row, ...] = (
         minutes=5,
     ),
     Row(
+        "convergence.compression",
+        "final losses of trainings whose gradients travel compressed, beside float32",
+        "bench.training.compression",
+        "docs/compression.md",
+        paths=(
+            *("bench/training", "examples/digits.py", "examples/compressed_text.py"),
+            *("aiacc/compression", "csrc/kernels"),
+        ),
+        needs=("root",),
+        minutes=200,
+    ),
+    Row(
         "convergence.kfac",
         "seconds and steps to a target: K-FAC, SGD, Adam, Muon and SOAP, equally tuned",
         "bench.second_order.convergence",

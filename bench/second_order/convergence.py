@@ -26,7 +26,7 @@ from bench.record import Run
 from bench.second_order.contenders import CONTENDERS, TRIALS, Tuned, trial
 from bench.second_order.workloads import AUTOENCODER, DIGITS, Workload
 from bench.tables import table
-from bench.trainings import Training, spread, trained
+from bench.training.seeds import Training, spread, trained
 
 _CELLS = {"autoencoder": AUTOENCODER, "digits": DIGITS}
 CELLS = tuple(_CELLS)

@@ -17,7 +17,8 @@ from bench.network.planning import row as planned
 from bench.network.workloads import names, workload
 from bench.second_order import convergence
 from bench.shapes import elements, resnet50
-from bench.training.compression import report as compressed
+from bench.training import compression as compressed
+from bench.training import seeds
 
 
 def test_workloads_are_published_networks():
@@ -124,32 +125,34 @@ def test_the_best_trial_is_the_quickest_else_the_closest():
     assert convergence.best_of([lost, near]) is near
 
 
-def _trained(contender, losses, held_out=1.0, seed=1, sent=1000):
-    task = {"workload": "digits", "ranks": 2, "contender": contender, "seed": seed}
-    task["steps"] = 20 * len(losses)
-    kept = {"losses": losses, "held_out": held_out, "bytes": [sent] * len(losses)}
-    return {"task": task, "interval": 20, **kept}
+def _training(losses, sent=1000):
+    return {"losses": losses, "held_out": 1.0, "bytes": [sent] * len(losses)}
 
 
 def test_gaps_of_compression_are_to_float32_with_the_same_seed_and_bytes_count_until_then():
-    group = [
-        _trained("dense", [2.0] * 18 + [1.2, 0.8]),
-        _trained("dense", [4.0] * 20, seed=2),
-        _trained("int8", [9.0] * 18 + [1.5, 0.7], held_out=1.5),
-        _trained("int8", [3.0] * 20, seed=2),
-    ]
-    gaps = [compressed.gap_of(run, group, compressed.final_loss) for run in group]
-    assert gaps == pytest.approx([0, 0, 10, -25])
-    assert compressed.gap_of(group[2], group, compressed.held_out_loss) == pytest.approx(50)
-    alone = _trained("int8", [1.0] * 20, seed=3)
-    assert compressed.groups([*group, alone]) == {("digits", 2, 400, 0.0): group}
+    dense = [_training([2.0] * 18 + [1.2, 0.8]), _training([4.0] * 20)]
+    coded = [_training([9.0] * 18 + [1.5, 0.7]), _training([3.0] * 20)]
+    losses = [[compressed.final_loss(one) for one in ones] for ones in (coded, dense)]
+    assert list(map(compressed.gap, *losses)) == pytest.approx([10, -25])
     # The mean of five intervals is low enough then.
-    dense = _trained("dense", [2.0] * 10 + [1.0] * 10)
-    early = _trained("int8", [1.0] * 4 + [1.2, 1.0] + [3.0] * 14, sent=10)
-    never = _trained("int4", [1.06] * 20)
-    group = [dense, early, never]
-    found = [compressed.to_target(run, group, run["bytes"]) for run in group]
+    dense = _training([2.0] * 10 + [1.0] * 10)
+    early = _training([1.0] * 4 + [1.2, 1.0] + [3.0] * 14, sent=10)
+    never = _training([1.06] * 20)
+    found = [compressed.to_target(one, dense, one["bytes"]) for one in (dense, early, never)]
     assert found == [15_000, 50, None]
+
+
+def test_every_seed_trains_all_in_another_order_and_is_a_sample():
+    seen = []
+
+    def train(seed, names):
+        seen.append((seed, names))
+        return {name: {"loss": len(name) * seed} for name in names}
+
+    found = seeds.trained(["a", "bb"], 2, train, lambda one: one["loss"])
+    assert seen == [(1, ["bb", "a"]), (2, ["a", "bb"])]
+    assert found["samples"] == {"a": [[1], [2]], "bb": [[2], [4]]}
+    assert found["trainings"]["bb"] == [{"loss": 2}, {"loss": 4}]
 
 
 REPORT = json.loads(planning.RESULT.read_text())

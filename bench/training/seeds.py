@@ -36,7 +36,7 @@ def trained(
     return {"trainings": trainings, "samples": samples}
 
 
-def spread(values: Sequence[float], form: str) -> str:
+def spread(values: Sequence[float], form: str, unit: str = "") -> str:
     """The mean, and in brackets the least and the largest."""
     low, high = form.format(min(values)), form.format(max(values))
-    return f"{form.format(fmean(values))} ({low} to {high})"
+    return f"{form.format(fmean(values))}{unit} ({low} to {high})"

@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 
 import aiacc.torch as hvd
 from aiacc.compression.policy import LEAST_DIMENSIONS
+from bench.training.contenders import Contender
 from examples import compressed_text
 from examples import digits as example
 
@@ -45,17 +46,18 @@ class Training:
     held_out: Callable[[], float]
 
 
-def digits(seed: int, steps: int, sent_momentum: float, *, nesterov: bool) -> Training:
+def digits(seed: int, steps: int, contender: Contender) -> Training:
     """examples/digits.py: the same network, data, peak learning rate and momentum.
 
-    What travels with ``sent_momentum`` gets none here, and as much more decay as momentum, which
-    decay no longer goes through, would make of it. Gradients that stay dense have their own.
+    What travels with momentum gets none here, and as much more decay as momentum, which decay no
+    longer goes through, would make of it. Gradients that stay dense have their own.
     """
+    sent_momentum = contender.momentum
     learned, tested = _images()
     torch.manual_seed(seed)
     model = example.Net()
     peak = _DIGITS_LR * math.sqrt(_IMAGES * hvd.size() / 32)
-    own = {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": nesterov}
+    own = {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": contender.nesterov}
     sent = {"momentum": 0.0, "weight_decay": own["weight_decay"] / (1 - sent_momentum)}
     groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
     if sent_momentum:
@@ -94,17 +96,20 @@ def _batches(
         yield learned.images[part].roll(moves, (2, 3)), learned.labels[part]
 
 
-def text(seed: int, steps: int, *, momentum: bool) -> Training:
-    """examples/compressed_text.py, with half the width and more steps.
+def text(seed: int, steps: int, _: Contender) -> Training:
+    """examples/compressed_text.py, with half the width and more steps."""
+    return _text(seed, steps, compressed_text.PEAK_LR, (0.9, 0.98))
 
-    Without momentum AdamW has twice the learning rate, and squares are averaged over more steps.
-    """
+
+def plain_text(seed: int, steps: int, _: Contender) -> Training:
+    """Without momentum: twice the learning rate, and squares are averaged over more steps."""
+    return _text(seed, steps, 2 * compressed_text.PEAK_LR, (0.0, 0.999))
+
+
+def _text(seed: int, steps: int, peak: float, betas: tuple[float, float]) -> Training:
     words = _words()
     torch.manual_seed(seed)
     model = compressed_text.Net(_WIDTH, _HEADS, _BLOCKS)
-    peak, betas = compressed_text.PEAK_LR, (0.9, 0.98)
-    if not momentum:
-        peak, betas = 2 * peak, (0.0, 0.999)
     adam = torch.optim.AdamW(model.parameters(), peak, betas=betas, weight_decay=0.01)
 
     def loss(seen: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
@@ -135,3 +140,7 @@ def _images() -> tuple[example.Split, example.Split]:
 @cache
 def _words() -> compressed_text.Text:
     return compressed_text.load_text()
+
+
+#: By name: trainings of a seed, of so many steps, for a contender.
+WORKLOADS = {"digits": digits, "text": text, "plain_text": plain_text}

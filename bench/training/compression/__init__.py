@@ -1,1 +1,0 @@
-"""What compression of gradients does to trainings that end."""
