@@ -1,9 +1,141 @@
-"""Contenders that take turns, so that all of them see the same machine."""
+"""Contenders in turn on every rank of a job, and what the clocks of all ranks say of each."""
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+#: What one rank saw of a contender: when its timed calls began and ended, and the CPU time of the
+#: process per call. Seconds of CLOCK_MONOTONIC, which all processes of one machine share.
+Spans = Mapping[str, Sequence[float]]
+
+
+def nothing() -> None:
+    """A step that a contender does not need."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do the work of a cell; only ``run`` is timed.
+
+    Attributes:
+        name: Its key in the samples.
+        run: The work.
+        prepare: Sets the inputs; before each round.
+        finish: Ends what ``run`` left under way; after each round's last call.
+        check: Raises AssertionError if the outputs are wrong; after each round.
+    """
+
+    name: str
+    run: Callable[[], object]
+    prepare: Callable[[], object] = nothing
+    finish: Callable[[], object] = nothing
+    check: Callable[[], object] = nothing
+
+
+def take_turns(
+    contenders: Sequence[Contender],
+    rounds: int,
+    align: Callable[[], object],
+    *,
+    calls: int = 1,
+    warm_up: int = 2,
+) -> dict[str, dict[str, list[float]]]:
+    """Time the contenders in turn, so that a machine that slows down slows all of them.
+
+    Every second round goes backwards: nobody always follows the same contender. Collective. Blocks.
+
+    Args:
+        contenders: Equal on all ranks.
+        rounds: So many are kept.
+        align: A barrier over the ranks.
+        calls: Timed calls, back to back, in each round.
+        warm_up: So many rounds before are dropped.
+
+    Returns:
+        Spans, by contender.
+    """
+    seen: dict[str, dict[str, list[float]]] = {
+        one.name: {"starts": [], "ends": [], "cpu": []} for one in contenders
+    }
+    gc.collect()
+    gc.disable()
+    try:
+        for index in range(warm_up + rounds):
+            for one in contenders if index % 2 == 0 else contenders[::-1]:
+                starts, ends, cpu = _round(one, calls, align)
+                if index >= warm_up:
+                    seen[one.name]["starts"] += starts
+                    seen[one.name]["ends"] += ends
+                    seen[one.name]["cpu"].append(cpu)
+    finally:
+        gc.enable()
+    return seen
+
+
+def _round(
+    one: Contender, calls: int, align: Callable[[], object]
+) -> tuple[list[float], list[float], float]:
+    clock, run = time.perf_counter, one.run
+    starts, ends = [], []
+    one.prepare()
+    align()
+    cpu = time.process_time()
+    for _ in range(calls):
+        starts.append(clock())
+        run()
+        ends.append(clock())
+    cpu = time.process_time() - cpu
+    one.finish()
+    one.check()
+    return starts, ends, cpu / calls
+
+
+def seconds(ranks: Sequence[Spans]) -> list[float]:
+    """From the arrival of the last rank to the departure of the last one, for each call."""
+    starts = zip(*(rank["starts"] for rank in ranks), strict=True)
+    ends = zip(*(rank["ends"] for rank in ranks), strict=True)
+    return [round(max(end) - max(start), 9) for start, end in zip(starts, ends, strict=True)]
+
+
+def of_callers(ranks: Sequence[Spans]) -> list[float]:
+    """How long each call kept the one rank that made it, of all ranks."""
+    return [
+        round(end - start, 9)
+        for rank in ranks
+        for start, end in zip(rank["starts"], rank["ends"], strict=True)
+    ]
+
+
+def gathered(
+    jobs: Sequence[Sequence[Mapping[str, Spans]]],
+    measure: Callable[[Sequence[Spans]], list[float]] = seconds,
+) -> dict[str, Any]:
+    """The fields "samples" and "cpu" of a run, from what all ranks of each job return.
+
+    Args:
+        jobs: For each job what `take_turns` has returned, by rank.
+        measure: Makes samples of the spans of a contender, by rank.
+
+    Returns:
+        "samples", and as "cpu" the mean CPU time of a call on all ranks together, by contender and
+        job.
+    """
+    by_name: dict[str, list[list[Spans]]] = {}
+    for ranks in jobs:
+        for name in ranks[0]:
+            by_name.setdefault(name, []).append([rank[name] for rank in ranks])
+    return {
+        "samples": {name: [measure(ranks) for ranks in parts] for name, parts in by_name.items()},
+        "cpu": {
+            name: [round(sum(fmean(rank["cpu"]) for rank in ranks), 9) for ranks in parts]
+            for name, parts in by_name.items()
+        },
+    }
 
 
 def in_turn(names: Iterable[str], number: int) -> list[str]:

@@ -1,0 +1,32 @@
+"""How contenders take turns, and how samples come from the clocks of ranks."""
+
+import pytest
+
+from bench import turns
+
+
+def test_contenders_take_turns_and_the_warm_up_is_dropped():
+    seen = []
+
+    def contender(name):
+        def note(what):
+            return lambda: seen.append(what)
+
+        return turns.Contender(name, note(name), finish=note("end"), check=note("check"))
+
+    both = [contender("a"), contender("b")]
+    found = turns.take_turns(both, 1, lambda: seen.append("go"), warm_up=1)
+    assert seen == [entry for name in "abba" for entry in ("go", name, "end", "check")]
+    assert [len(spans["starts"]) for spans in found.values()] == [1, 1]
+
+
+def test_a_sample_lasts_from_the_last_arrival_to_the_last_departure():
+    early = {"starts": [0.0, 10.0], "ends": [5.0, 12.0], "cpu": [1.0]}
+    late = {"starts": [3.0, 10.5], "ends": [4.0, 13.0], "cpu": [2.0, 3.0]}
+    assert turns.seconds([early, late]) == [2.0, 2.5]
+    assert turns.of_callers([early, late]) == [5.0, 2.0, 1.0, 2.5]
+    found = turns.gathered([[{"a": early}, {"a": late}], [{"a": early}, {"a": early}]])
+    assert found["samples"] == {"a": [[2.0, 2.5], [5.0, 2.0]]}
+    assert found["cpu"] == {"a": [3.5, 2.0]}
+    with pytest.raises(ValueError, match="shorter"):
+        turns.seconds([early, {"starts": [0.0], "ends": [1.0], "cpu": [1.0]}])
