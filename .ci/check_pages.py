@@ -81,8 +81,6 @@ def problems(texts: dict[str, str]) -> Iterator[str]:
     """What is wrong in ``texts``, the pages by their paths."""
     from aiacc import _core
     from aiacc.run.help_env import as_markdown
-    from bench.__main__ import problems as of_row
-    from bench.row import ROWS
 
     expected = {path: BLOCK.sub(r"\1what nobody writes\n", text) for path, text in texts.items()}
     for page, write in writers():
@@ -96,8 +94,6 @@ def problems(texts: dict[str, str]) -> Iterator[str]:
                 remedy = "write it by make docs, or by the program of bench/ whose table it is"
                 yield f"{path}:{number}: expected {other[:70]!r} here; {remedy}"
                 break
-    for row in ROWS:
-        yield from of_row(row)
     yield from _footprint(texts["docs/network.md"])
     yield from _command(texts["docs/compression.md"])
     for path in ("README.md", "docs/launching.md"):
@@ -130,8 +126,8 @@ def writers() -> Iterator[tuple[Path, Callable[[str], str]]]:
     from bench.tables import section
 
     for row in ROWS:
-        if runs := read(row.result):
-            yield ROOT / row.page, _between(row.mark, section(row.load(), runs))
+        text = section(row.load(), record.read(row.result))
+        yield ROOT / row.page, _between(row.mark, text)
     for page, tables in report.documents(report.read(report.RESULTS)).items():
         for mark, table in tables.items():
             yield page, _between(mark, table)
@@ -143,9 +139,6 @@ def writers() -> Iterator[tuple[Path, Callable[[str], str]]]:
     yield data_page.PAGE, lambda text: data_page.with_all_tables(text, report.FOLDER)
     yield kfac_page.PAGE, lambda text: kfac_page.with_tables(text, _json(kfac.RESULT))
     yield planning.PAGE, lambda text: planning.with_tables(text, _json(planning.RESULT))
-    for row in ROWS:
-        if runs := record.read(row.result):
-            yield ROOT / row.page, _between(row.mark, section(row.load(), runs))
 
 
 def _json(path: Path) -> Any:

@@ -34,20 +34,19 @@ def main() -> int:
                 _say(row, cell)
             return 0
         if options.check:
-            found = [line for row, _ in chosen for line in problems(row, age=True)]
+            found = [line for row, _ in chosen for line in problems(row)]
             print(*(found or ["all results can be signed"]), sep="\n")
             return 1 if found else 0
         if options.alarm:
             return watch(lambda row, cell: _run(row, cell, options.rounds))
         if not options.rows and not options.write:
             raise ValueError("no row (expected some; python -m bench --list names them)")
-        if options.write and options.rows and (reason := record.refusal()):
+        kept_anyway = all("gpu" in row.needs for row, _ in chosen)
+        if options.write and options.rows and not kept_anyway and (reason := record.refusal()):
             raise ValueError(f"--write: {reason}")
         wrong = False
         for row, cell in chosen:
             runs = _measured(row, cell, options) if options.rows else record.read(row.result)
-            if not runs:
-                continue
             if options.write:
                 publish(row, runs)
             else:
@@ -59,24 +58,16 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def problems(row: Row, *, age: bool = False) -> Iterator[str]:
-    """What is wrong with the results of a row and their tables.
-
-    Args:
-        row: Which.
-        age: Whether sources that have changed since count, too.
-    """
+def problems(row: Row) -> Iterator[str]:
+    """What is wrong with the results of a row and their tables."""
     runs = record.read(row.result)
-    if not runs:
+    if not runs and "gpu" not in row.needs:
         yield f"{row.name}: not measured"
-        return
     yield from record.problems(row, runs)
     for run in runs:
         yield from (f"{row.name}:{run['cell']}: {text}" for text in run.get("wrong", ()))
-    if age:
-        yield from record.stale(row, runs)
-    page = ROOT / row.page
-    text = page.read_text()
+    yield from record.stale(row, runs)
+    text = (ROOT / row.page).read_text()
     if between_marks(text, row.mark, section(row.load(), runs), row.page) != text:
         yield f"{row.page}: its table of {row.name} is not that of the result; make docs"
 
@@ -85,12 +76,16 @@ def publish(row: Row, runs: list[record.Run]) -> None:
     """Put the table of a row into its page, and draw its plot."""
     page, module = ROOT / row.page, row.load()
     page.write_text(between_marks(page.read_text(), row.mark, section(module, runs), row.page))
-    if hasattr(module, "plot"):
+    if runs and hasattr(module, "plot"):
         save(module.plot(runs), row.result.with_suffix(".svg"))
 
 
 def _measured(row: Row, cell: str | None, options: argparse.Namespace) -> list[record.Run]:
-    """The runs of a row, of which those of the chosen cells are new."""
+    """The runs of a row, of which those of the chosen cells are new.
+
+    Those of a GPU are kept whatever they lack: the machine is lent for minutes, often with a copy
+    of the tree that has no history. --check names what they lack.
+    """
     module: Any = row.load()
     fresh = []
     for name in module.CELLS if cell is None else [cell]:
@@ -98,7 +93,7 @@ def _measured(row: Row, cell: str | None, options: argparse.Namespace) -> list[r
         fresh.append(run)
         if options.write:
             short = list(record.problems(row, [run]))
-            if short:
+            if short and "gpu" not in row.needs:
                 raise ValueError(f"not kept: {'; '.join(short)}")
             record.write(row.result, run, module.CELLS)
     return record.read(row.result) if options.write else fresh

@@ -113,4 +113,6 @@ def between_marks(text: str, mark: str, table: str, where: str) -> str:
 
 def section(module: Any, runs: Sequence[Run]) -> str:
     """All that stands between the marks of a row."""
+    if not runs:
+        return "Not measured."
     return f"{module.tables(runs)}\n\n{provenance(runs)}"
