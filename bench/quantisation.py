@@ -1,87 +1,75 @@
-"""``python -m bench.quantisation``: int8 in blocks and back, against a copy of the same memory.
+"""Block codes on one thread against a copy of the same memory: encoding, decoding, adding."""
 
-The C++ program ``quantise_bench`` measures, on one thread and in turn: a copy of float32 numbers,
-encoding them, decoding them. The ratio is that of a copy's time to that of encoding and decoding
-together: the part of the copy's bandwidth that remains for numbers that go there and back. Writes
-one result file.
-"""
+from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
-from collections.abc import Mapping
-from datetime import datetime, timezone
-from pathlib import Path
+import ctypes
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from bench import machine
+import torch
 
-RESULT = machine.ROOT / "bench" / "results" / "quantisation.json"
-BINARY = machine.ROOT / "build" / "dev" / "bench" / "micro" / "quantise_bench"
+from bench.native import MICRO, arguments, built
+from bench.record import Run, samples
+from bench.tables import spread, table
+from bench.turns import Contender, gathered, nothing, of_callers, take_turns
+
 COUNT = 25_000_000
-#: Of a copy's bandwidth, with int8.
-GOAL = 0.5
-_TIMEOUT_S = 900
+#: Number of the format, with a residual, by chance.
+_FORMATS = {
+    "int8": (0, False, False),
+    "int8_residual": (0, True, False),
+    "int8_stochastic": (0, False, True),
+    "int4": (1, False, False),
+    "fp8": (2, False, False),
+}
+CELLS = tuple(_FORMATS)
+_WORKS = ("copy", "encode", "decode", "decode and add")
+_ROUNDS = 15
 
 
-def measured(binary: Path, count: int, rounds: int) -> list[dict[str, Any]]:
-    """What ``quantise_bench`` prints, a row for each instruction set and format.
+def measure(cell: str, rounds: int | None) -> dict[str, Any]:
+    """Seconds of each work, in turn."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    form, keeps, by_chance = _FORMATS[cell]
+    library = ctypes.CDLL(str(built(MICRO / "libcodes_bench.so")))
+    library.bench_encoded_bytes.restype = ctypes.c_size_t
+    size = library.bench_encoded_bytes(*arguments(COUNT, form))
+    given, out, wire = torch.rand(COUNT) * 2 - 1, torch.zeros(COUNT), torch.zeros(size).byte()
+    residual = torch.zeros(COUNT) if keeps else None
+    encode = arguments(wire, given, residual, COUNT, form, int(by_chance))
+    decode = arguments(out, wire, COUNT, form)
 
-    Raises:
-        subprocess.CalledProcessError: The program found a wrong result.
-    """
-    command = [str(binary), str(count), str(rounds)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    def check() -> None:
+        # The largest number is nearly 1: half of a step of int4 and of fp8 is less than this.
+        if (out - given).abs().max() > 1 / 13:
+            raise AssertionError("what was decoded is not near")
 
+    def fresh() -> None:
+        if residual is not None:
+            residual.zero_()
 
-def ratios(row: Mapping[str, Any]) -> list[float]:
-    """Of each round: a copy's time by that of encoding and decoding."""
-    samples = row["samples_ms"]
-    rounds = zip(samples["copy"], samples["encode"], samples["decode"], strict=True)
-    return [copy / (encode + decode) for copy, encode, decode in rounds]
-
-
-def main() -> int:
-    """Measure, write the result file, print the ratios."""
-    parser = argparse.ArgumentParser(prog="python -m bench.quantisation", description=__doc__)
-    parser.add_argument("--json", type=Path, default=RESULT, help="file to write (%(default)s)")
-    parser.add_argument("--binary", type=Path, default=BINARY, help="quantise_bench (%(default)s)")
-    parser.add_argument("--count", type=int, default=COUNT, help="elements (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=15, help="of each (%(default)s)")
-    options = parser.parse_args()
-    if not options.binary.exists():
-        print(
-            f"{options.binary} does not exist; cmake --build --preset dev --target quantise_bench",
-            file=sys.stderr,
-        )
-        return 2
-    began = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    load_before = machine.load()
-    rows = measured(options.binary, options.count, options.rounds)
-    report: dict[str, Any] = {
-        "when": began,
-        "machine": machine.describe(),
-        "versions": machine.versions(),
-        **machine.commit(),
-        "load_before": load_before,
-        "elements": options.count,
-        "goal": GOAL,
-        "rows": [{**row, "ratio": round(median(ratios(row)), 3)} for row in rows],
-        "load_after": machine.load(),
-    }
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"part of a copy's bandwidth that encoding and decoding keep (goal for int8: {GOAL})")
-    for row in report["rows"]:
-        each = ratios(row)
-        print(
-            f"{row['level']:>10} {row['format']:18} {row['ratio']:.2f} "
-            f"({min(each):.2f} to {max(each):.2f})"
-        )
-    return 0
+    works = (
+        lambda: out.copy_(given),
+        lambda: library.bench_encode(*encode),
+        lambda: library.bench_decode(*decode),
+        lambda: library.bench_decode_add(*decode),
+    )
+    contenders = [Contender(name, run, fresh) for name, run in zip(_WORKS, works, strict=True)]
+    for prove in (*works[1:3], check):
+        prove()
+    spans = take_turns(contenders, rounds or _ROUNDS, nothing, warm_up=1)
+    title = cell.replace("_", ", ")
+    return {"title": title, "unit": "s", **gathered([[spans]], of_callers)}
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def tables(runs: Sequence[Run]) -> str:
+    """A line for each format, and what is left of a copy's bandwidth there and back."""
+    lines = []
+    for run in runs:
+        copy, encode, decode = (median(samples(run, work)) for work in _WORKS[:3])
+        kept = f"{copy / (encode + decode):.2f}"
+        lines.append([run["title"], *(spread(run, work) for work in _WORKS), kept])
+    head = ["code", *_WORKS, "copy / (encode + decode)"]
+    return f"{COUNT:,} float32, blocks of 256.\n\n{table(head, lines)}"

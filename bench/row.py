@@ -247,6 +247,24 @@ ROWS: tuple[Row, ...] = (
         needs=("pytorch_optimizer",),
         minutes=20,
     ),
+    Row(
+        "selection",
+        "choosing 1 % of a fused buffer on the CPU, and torch's topk",
+        "bench.selection",
+        "docs/compression.md",
+        ("csrc/kernels", "bench/micro/codes_bench.cc"),
+        ("quiet",),
+        2,
+    ),
+    Row(
+        "quantisation",
+        "block codes on the CPU, and a copy of the same memory",
+        "bench.quantisation",
+        "docs/compression.md",
+        ("csrc/kernels", "bench/micro/codes_bench.cc"),
+        ("quiet",),
+        1,
+    ),
 )
 
 
