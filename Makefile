@@ -149,7 +149,7 @@ AGAINST ?=
 .PHONY: bench
 bench: gtest build  ## measure against the peers, write bench/results and the tables
 	$(BIN)/cmake --preset dev -DAIACC_TESTS=ON $(CMAKE_FLAGS) >build/dev.log
-	$(BIN)/cmake --build --preset dev --target submit_bench negotiation_bench
+	$(BIN)/cmake --build --preset dev --target submit_bench
 	$(BIN)/python -m bench.collectives --submit-binary build/dev/bench/micro/submit_bench
 	$(BIN)/python -m bench.collectives --rows submit,latency_4B,step_bf16 --repeats 6 \
 	  --json bench/results/repeated.json
@@ -166,7 +166,6 @@ ifneq ($(AGAINST),)
 	$(BIN)/python -m bench.collectives --jobs aiaccrun:tcp,mpirun --repeats 4 --against $(AGAINST) \
 	  --rows resnet50,small,latency_4B,latency_4M,grouped,step,submit --json bench/results/before_after.json
 endif
-	$(BIN)/python -m bench.negotiation
 	$(BIN)/python -m bench.report --write
 
 .PHONY: wheel

@@ -26,8 +26,6 @@ sys.path.insert(0, str(ROOT))
 #: Modules of bench that make one table of one file, with MARK and PAGE, and the function.
 TABLES = {
     "bench.compile": "table",
-    "bench.negotiation": "table",
-    "bench.selection": "table",
 }
 #: A command that installs by a name what PyPI has from somebody else, or nobody has put there yet.
 STRANGER = re.compile(r"pip3? install\b[^\n#`;)]*?[\s'\"]aiacc(?!_distributed-)")

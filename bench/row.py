@@ -248,6 +248,15 @@ ROWS: tuple[Row, ...] = (
         minutes=20,
     ),
     Row(
+        "negotiation",
+        "messages and bytes in which ranks agree on the tensors of a step",
+        "bench.negotiation",
+        "docs/network.md",
+        ("csrc/core/negotiation", "csrc/control", "bench/micro/negotiation_bench.cc"),
+        (),
+        6,
+    ),
+    Row(
         "selection",
         "choosing 1 % of a fused buffer on the CPU, and torch's topk",
         "bench.selection",

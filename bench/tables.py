@@ -9,7 +9,11 @@ from typing import Any
 from bench.machine import kind
 from bench.record import Run, samples
 
-_SCALES = (("s", 1.0), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
+#: Units that are shown by size, with the factor of each.
+_SCALES = {
+    "s": (("s", 1.0), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9)),
+    "B": (("GB", 1e-9), ("MB", 1e-6), ("kB", 1e-3), ("B", 1.0)),
+}
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -18,10 +22,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def amount(value: float, unit: str) -> str:
-    """Three significant digits; seconds by their size as s, ms, µs or ns."""
-    if unit == "s":
-        found = [(name, value * factor) for name, factor in _SCALES if value * factor >= 1]
-        unit, value = found[0] if found else ("ns", value * 1e9)
+    """Three significant digits; seconds by their size as s, ms, µs or ns, bytes as GB, MB or kB."""
+    if unit in _SCALES:
+        scaled = [(name, value * factor) for name, factor in _SCALES[unit]]
+        unit, value = next((one for one in scaled if one[1] >= 1), scaled[-1])
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:,.{digits}f} {unit}"
 

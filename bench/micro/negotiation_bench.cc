@@ -1,28 +1,59 @@
-// What agreeing on a step's tensors costs, counted: messages and bytes of the bit-vector
-// negotiation by recursive doubling. Runs the negotiators of all ranks in one thread, without
-// sockets or clock: they are pure, so the counts are exact and do not depend on the machine. Who
-// talks to whom is as in csrc/control/tcp/tcp_plane.h, and every message counts with the frame that
-// it travels in.
+// What agreeing on the tensors of a step costs each rank of a job: bytes, memory, time.
 //
-//   negotiation_bench UNIT_BYTES RANKS... < tensors
+//   negotiation_bench RANKS GPUS_PER_HOST CACHE_CAPACITY UNIT_BYTES STEPS < tensors
 //
-// Each line of `tensors` is a name and the extents of its shape, in the order of submission (fp32).
-// Prints a JSON array with two objects for each of RANKS, for steps of two kinds: all tensors in
-// one round, and a round whenever UNIT_BYTES are waiting and one at the end, as when a slow
-// backward pass is flushed. The first step of the job is of the second kind.
+// Each line of `tensors` is a name and the extents of its shape, fp32; GPUS_PER_HOST 0: in host
+// memory. All ranks submit all tensors, in the same order. The first step takes one round; later
+// ones have a round whenever UNIT_BYTES are waiting and one at the end, as when a slow backward
+// pass is flushed, or one alone if that is 0. Only rank 0's negotiator is kept: those of 1,024
+// ranks and thousands of tensors would not fit into one machine. The others' shares are those of
+// negotiators that have done nothing else in the first step, and in later ones, when all ranks say
+// the same, rank 0's; if it has names in it, what identifies the rank is exchanged. Messages are
+// folded by recursive doubling, RANKS being a power of two, so all ranks are equally busy; each
+// counts with the frame that it travels in. Heap in use and its peak are counted by operator new,
+// of the work of rank 0 alone. Prints a JSON array with an object for each step.
+
+#include <malloc.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <memory>
+#include <new>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "bench/micro/read_tensors.h"
 #include "csrc/control/tcp/frame.h"
 #include "csrc/core/negotiation/negotiator.h"
+
+namespace {
+
+std::size_t heap = 0;
+std::size_t heap_peak = 0;
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  void* block = std::malloc(bytes);
+  if (block == nullptr) {
+    throw std::bad_alloc();
+  }
+  heap += malloc_usable_size(block);
+  heap_peak = std::max(heap_peak, heap);
+  return block;
+}
+void operator delete(void* block) noexcept {
+  if (block != nullptr) {
+    heap -= malloc_usable_size(block);
+    std::free(block);
+  }
+}
+void operator delete(void* block, std::size_t) noexcept { operator delete(block); }
 
 namespace {
 
@@ -30,162 +61,168 @@ using aiacc::Bytes;
 using aiacc::Negotiator;
 using aiacc::Request;
 
-/// What passed one rank, or all of them.
-struct Traffic {
-  std::uint64_t sent = 0;
-  std::uint64_t received = 0;
-  std::uint64_t messages = 0;  ///< sent
+/// What rank 0 does in a step.
+struct Cost {
+  std::size_t rounds = 0;
+  std::size_t sent = 0;  ///< bytes, with frames
+  std::size_t received = 0;
+  std::size_t largest = 0;  ///< message
+  double seconds = 0;
+  std::size_t peak = 0;  ///< heap of this rank
+
+  /// Does work of rank 0: its time and its peak count.
+  template <class Work>
+  void timed(std::size_t baseline, const Work& work) {
+    heap_peak = heap;
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    peak = std::max(peak, heap_peak - std::min(heap_peak, baseline));
+  }
 };
 
-std::size_t frame_bytes() {
-  Bytes bytes;
-  aiacc::encode_frame({}, bytes);
-  return bytes.size();
-}
-
-/// The ranks of a job.
 class Job {
  public:
-  explicit Job(int size) : traffic_(static_cast<std::size_t>(size)), frame_(frame_bytes()) {
-    for (int rank = 0; rank < size; ++rank) {
-      ranks_.push_back(std::make_unique<Negotiator>(rank, size, 4096, aiacc::Parameters{}));
-    }
-    while (2 * power_ <= ranks_.size()) {
-      power_ *= 2;
-    }
+  Job(int size, int gpus, std::size_t capacity, std::vector<Request> tensors)
+      : size_(size),
+        gpus_(gpus),
+        capacity_(capacity),
+        tensors_(std::move(tensors)),
+        of_others_(tensors_) {
+    aiacc::encode_frame({}, frame_);
+    set_devices(tensors_, 0);
+    baseline_ = heap;
+    rank0_ = std::make_unique<Negotiator>(0, size, capacity, aiacc::Parameters{});
   }
 
-  /// All ranks submit the same tensors, with a round per `unit_bytes`, or one if that is 0; returns
-  /// what each rank sent and received since the last call.
-  std::vector<Traffic> step(const std::vector<Request>& tensors, std::uint64_t unit_bytes) {
-    std::fill(traffic_.begin(), traffic_.end(), Traffic{});
-    rounds_ = 0;
+  Cost step(std::uint64_t unit_bytes) {
+    Cost cost;
     std::uint64_t queued = 0;
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      for (const auto& rank : ranks_) {
-        rank->submit(tensors[i], i + 1);
-      }
-      queued += tensors[i].bytes();
-      if (i + 1 == tensors.size() || (unit_bytes > 0 && queued >= unit_bytes)) {
-        round();
-        queued = 0;
-      }
-    }
-    for (const auto& rank : ranks_) {
-      if (rank->waiting() != 0) {
-        std::fprintf(stderr, "%zu tensors are not ready\n", rank->waiting());
-        std::exit(1);
+    std::size_t tensors = 0;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      rank0_->submit(tensors_[i], i + 1);
+      queued += tensors_[i].bytes();
+      ++tensors;
+      const bool flushed = !first_ && unit_bytes > 0 && queued >= unit_bytes;
+      if (flushed || i + 1 == tensors_.size()) {
+        round(cost, tensors);
+        queued = tensors = 0;
       }
     }
-    return traffic_;
+    first_ = false;
+    return cost;
   }
-
-  std::uint64_t rounds() const { return rounds_; }
 
  private:
-  void pass(std::size_t from, std::size_t to, std::size_t payload) {
-    const std::size_t bytes = payload + frame_;
-    traffic_[from].sent += bytes;
-    ++traffic_[from].messages;
-    traffic_[to].received += bytes;
-  }
-
-  void round() {
-    ++rounds_;
-    std::vector<Bytes> blocks(ranks_.size());
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-      ranks_[rank]->contribute(blocks[rank]);
+  void round(Cost& cost, std::size_t tensors) {
+    ++cost.rounds;
+    Bytes own;
+    cost.timed(baseline_, [&] { rank0_->contribute(own); });
+    // Stage k: rank 0 holds what ranks 0 to 2^k - 1 say, its partner what the next 2^k do.
+    Bytes block = own;
+    for (int distance = 1; distance < size_; distance *= 2) {
+      const Bytes theirs = said_by(distance, 2 * distance, own);
+      cost.sent += block.size() + frame_.size();
+      cost.received += theirs.size() + frame_.size();
+      cost.largest = std::max(cost.largest, theirs.size());
+      cost.timed(baseline_, [&] { aiacc::combine_rounds(block, theirs); });
     }
-    for (std::size_t extra = power_; extra < ranks_.size(); ++extra) {
-      pass(extra, extra - power_, blocks[extra].size());
-      aiacc::combine_rounds(blocks[extra - power_], blocks[extra]);
-    }
-    blocks.resize(power_);
-    // After stage k all ranks that differ in the lowest k + 1 bits hold the same: one block.
-    for (std::size_t distance = 1; distance < power_; distance *= 2) {
-      std::vector<Bytes> merged;
-      for (std::size_t rank = 0; rank < power_; ++rank) {
-        pass(rank, rank ^ distance, blocks[rank / distance].size());
-      }
-      for (std::size_t block = 0; block < blocks.size(); block += 2) {
-        merged.push_back(std::move(blocks[block]));
-        aiacc::combine_rounds(merged.back(), blocks[block + 1]);
-      }
-      blocks = std::move(merged);
-    }
-    for (std::size_t extra = power_; extra < ranks_.size(); ++extra) {
-      pass(extra - power_, extra, blocks[0].size());
-    }
-    for (const auto& rank : ranks_) {
-      rank->apply(blocks[0]);
+    std::size_t ready = 0;
+    cost.timed(baseline_, [&] { ready = rank0_->apply(block).ready.size(); });
+    if (ready != tensors || rank0_->waiting() != 0) {
+      std::fprintf(stderr, "%zu of %zu tensors are ready\n", ready, tensors);
+      std::exit(1);
     }
   }
 
-  std::vector<std::unique_ptr<Negotiator>> ranks_;
-  std::vector<Traffic> traffic_;
-  std::size_t power_ = 1;  ///< largest power of two of ranks
-  const std::size_t frame_;
-  std::uint64_t rounds_ = 0;
+  void set_devices(std::vector<Request>& tensors, int rank) const {
+    for (Request& request : tensors) {
+      request.device = gpus_ == 0 ? -1 : rank % gpus_;
+    }
+  }
+
+  /// What the ranks from `first` to `last` - 1 say together.
+  Bytes said_by(int first, int last, const Bytes& own) {
+    Bytes all = share_of(first, own);
+    for (int rank = first + 1; rank < last; ++rank) {
+      aiacc::combine_rounds(all, share_of(rank, own));
+    }
+    return all;
+  }
+
+  Bytes share_of(int rank, const Bytes& own) {
+    Bytes share;
+    if (first_) {
+      Negotiator other(rank, size_, capacity_, aiacc::Parameters{});
+      set_devices(of_others_, rank);
+      for (std::size_t i = 0; i < of_others_.size(); ++i) {
+        other.submit(of_others_[i], i + 1);
+      }
+      other.contribute(share);
+      return share;
+    }
+    std::uint32_t words = 0;
+    std::memcpy(&words, own.data() + 8, sizeof words);
+    if (own.size() == 16 + 8 * std::size_t{words}) {  // no names
+      return own;
+    }
+    aiacc::RoundMessage message;
+    message.decode(own);
+    for (aiacc::SharedRequest& shared : message.requests) {
+      shared.senders = std::make_shared<aiacc::Senders>(rank, shared.senders->shares[0].part);
+    }
+    message.encode(share);
+    return share;
+  }
+
+  const int size_;
+  const int gpus_;
+  const std::size_t capacity_;
+  std::vector<Request> tensors_;    ///< of rank 0, whose negotiator refers to them
+  std::vector<Request> of_others_;  ///< of the rank whose share is made
+  Bytes frame_;
+  std::size_t baseline_ = 0;
+  std::unique_ptr<Negotiator> rank0_;
+  bool first_ = true;
 };
 
-/// Bytes of the encoded request, as it travels.
-std::size_t request_bytes(const Request& request) {
-  Bytes bytes;
-  aiacc::Writer writer(bytes);
-  aiacc::encode_common(request, writer);
-  return bytes.size();
-}
-
-void print(const char* key, const std::vector<Traffic>& ranks) {
-  Traffic all;
-  std::uint64_t busiest = 0;
-  for (const Traffic& rank : ranks) {
-    all.sent += rank.sent;
-    all.messages += rank.messages;
-    busiest = std::max(busiest, rank.sent + rank.received);
+std::vector<Request> read_tensors() {
+  std::vector<Request> tensors;
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream words(line);
+    Request request;
+    words >> request.name;
+    for (std::int64_t extent = 0; words >> extent;) {
+      request.shape.push_back(extent);
+    }
+    tensors.push_back(std::move(request));
   }
-  std::printf("\"%s\": {\"messages\": %llu, \"bytes\": %llu, \"busiest_rank_bytes\": %llu}",
-              key,
-              static_cast<unsigned long long>(all.messages),
-              static_cast<unsigned long long>(all.sent),
-              static_cast<unsigned long long>(busiest));
+  return tensors;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 3) {
-    std::fprintf(stderr, "usage: negotiation_bench UNIT_BYTES RANKS... < tensors\n");
+  if (argc != 6) {
+    std::fprintf(stderr,
+                 "usage: negotiation_bench RANKS GPUS_PER_HOST CACHE_CAPACITY UNIT_BYTES STEPS "
+                 "< tensors\n");
     return 2;
   }
-  const std::uint64_t unit_bytes = std::strtoull(argv[1], nullptr, 10);
-  const std::vector<Request> tensors = aiacc::read_tensors(std::cin);
-  std::size_t described = 0;
-  for (const Request& tensor : tensors) {
-    described += request_bytes(tensor);
-  }
-  const char* separator = "[";
-  for (int i = 2; i < argc; ++i) {
-    const int size = std::atoi(argv[i]);
-    Job job(size);
-    const std::vector<Traffic> first = job.step(tensors, unit_bytes);
-    for (const std::uint64_t waiting : {std::uint64_t{0}, unit_bytes}) {
-      const std::vector<Traffic> later = job.step(tensors, waiting);
-      std::printf(
-          "%s{\"ranks\": %d, \"tensors\": %zu, \"rounds\": %llu, \"frame_bytes\": %zu, "
-          "\"request_bytes\": %zu, ",
-          std::exchange(separator, ",\n "),
-          size,
-          tensors.size(),
-          static_cast<unsigned long long>(job.rounds()),
-          frame_bytes(),
-          described);
-      print("first_step", first);
-      std::printf(", ");
-      print("step", later);
-      std::printf("}");
-      std::fflush(stdout);
-    }
+  const auto number = [&](int i) { return std::strtoull(argv[i], nullptr, 10); };
+  Job job(static_cast<int>(number(1)), static_cast<int>(number(2)), number(3), read_tensors());
+  for (std::uint64_t step = 0; step < number(5); ++step) {
+    const Cost cost = job.step(number(4));
+    std::printf(
+        "%s{\"rounds\": %zu, \"sent\": %zu, \"received\": %zu, \"largest\": %zu, "
+        "\"seconds\": %.9f, \"peak\": %zu}",
+        step == 0 ? "[" : ",\n ",
+        cost.rounds,
+        cost.sent,
+        cost.received,
+        cost.largest,
+        cost.seconds,
+        cost.peak);
   }
   std::printf("]\n");
 }
