@@ -170,7 +170,6 @@ def documents(report: dict[str, Any]) -> dict[Path, dict[str, str]]:
     return {
         ROOT / "README.md": {"bench:highlights": highlights(report, training)},
         _BENCHMARKS: {_MARK: summary(report), **others},
-        ROOT / "bench" / "README.md": {_MARK: everything(report)},
     }
 
 
