@@ -1,6 +1,6 @@
 """Runs the services of docker/compose.yaml as docker compose would, without docker.
 
-Each has the image's system, a name, the volumes and a virtual host of `bench.network`.
+Each has the image's system, a name, the volumes and a virtual host of `bench.bed`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import chroot_root
 
-from bench.network.bed import bed_for
-from bench.network.plan import Spec
+from bench.bed.bed import bed_for
+from bench.bed.plan import Spec
 
 #: How often and how long a health check is tried.
 INTERVAL_S, RETRIES = 1.0, 30

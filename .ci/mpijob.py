@@ -1,6 +1,6 @@
 """Runs docker/kubernetes/mpijob.yaml as Kubernetes' MPI operator would, without a cluster.
 
-Each pod has the image's system, a name and a virtual host of `bench.network`. As the operator does
+Each pod has the image's system, a name and a virtual host of `bench.bed`. As the operator does
 it, the key is an ECDSA one that belongs to root and that all may read, and HYDRA_HOST_FILE names
 the workers.
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 import chroot_root
 from containers import INTERVAL_S, LAUNCH_LIMIT_S, RETRIES, System, demand
 
-from bench.network.bed import bed_for
-from bench.network.plan import Spec
+from bench.bed.bed import bed_for
+from bench.bed.plan import Spec
 
 HOST_FILE = "/etc/mpi/hostfile"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bench.machine import ROOT
 
 if TYPE_CHECKING:
-    from bench.network.bed import Bed
+    from bench.bed.bed import Bed
 
 #: Who starts ranks on this machine, and the options that say how many.
 LAUNCHERS = {
@@ -103,7 +103,7 @@ def run_on(
     timeout_s: float = 600.0,
 ) -> list[Any]:
     """The same with ``per_host`` ranks on each host of a bed; main thread only."""
-    from bench.network import launch
+    from bench.bed import launch
 
     with tempfile.TemporaryDirectory(prefix="aiacc-bench-") as folder:
         command = _worker(work, task, Path(folder))

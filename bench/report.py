@@ -12,10 +12,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.bed.plan import Spec
 from bench.collectives.jobs import engine_of
 from bench.collectives.rows import BARS, CONTENDERS, ROWS, Bar, Row, bar_of, row_of
 from bench.machine import ROOT
-from bench.network.plan import Spec
 from bench.network.training import PEERS, TITLES
 from bench.record import Run, samples
 from bench.record import read as read_runs

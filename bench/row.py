@@ -74,7 +74,7 @@ class Row:
 
 
 #: Sources that decide what engines send between hosts.
-_BED = ("csrc", "bench/network/bed.py", "bench/network/program.py", "bench/network/launch.py")
+_BED = ("csrc", "bench/bed/bed.py", "bench/bed/program.py", "bench/bed/launch.py")
 _STEP = (*_BED, "aiacc/torch", "aiacc/autotune", "bench/network/step.py")
 _ON_BED = ("root", "quiet")
 _NETWORK = ("bench/network/cells.py", "bench/network/ranks.py", "bench/network/workloads.py")
@@ -113,7 +113,7 @@ ROWS: tuple[Row, ...] = (
         "bus bandwidth over lanes and units between hosts with delay and loss",
         "bench.network.wan",
         "docs/network.md",
-        (*_BED, "bench/network/allreduce.py", "bench/network/native/relay.c"),
+        (*_BED, "bench/network/allreduce.py", "bench/bed/native/relay.c"),
         _ON_BED,
         20,
     ),
@@ -122,7 +122,7 @@ ROWS: tuple[Row, ...] = (
         "sizes of units over delay, for all gradients of ResNet-50",
         "bench.network.units",
         "docs/network.md",
-        (*_BED, "bench/network/native/relay.c"),
+        (*_BED, "bench/bed/native/relay.c"),
         _ON_BED,
         12,
     ),
@@ -131,7 +131,7 @@ ROWS: tuple[Row, ...] = (
         "what connections lose that start slowly again after a pause",
         "bench.network.idle",
         "docs/network.md",
-        (*_STEP, "bench/network/native/relay.c"),
+        (*_STEP, "bench/bed/native/relay.c"),
         _ON_BED,
         12,
     ),
@@ -149,7 +149,7 @@ ROWS: tuple[Row, ...] = (
         "what becomes of jobs in which ranks, links or packets are lost",
         "bench.network.faults.row",
         "docs/network.md",
-        (*PRODUCT, "bench/network/faults", "bench/network/native"),
+        (*PRODUCT, "bench/network/faults", "bench/bed/native"),
         ("root",),
         45,
     ),

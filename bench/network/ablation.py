@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from bench import tables as markdown
+from bench.bed.bed import bed_for
+from bench.bed.plan import Spec
 from bench.job import in_turn
 from bench.network.allreduce import CONGESTION
-from bench.network.bed import bed_for
-from bench.network.plan import Spec
 from bench.network.training import Way, job
 from bench.record import Run
 

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from aiacc.run.netcheck import bus_mbit
 from bench import plots
 from bench import tables as markdown
+from bench.bed.bed import Bed, BedError, bed_for
+from bench.bed.plan import Spec
 from bench.job import in_turn, run_on
-from bench.network.bed import Bed, BedError, bed_for
-from bench.network.plan import Spec
 from bench.record import Run, samples
 
 Array = npt.NDArray[Any]

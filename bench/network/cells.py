@@ -12,8 +12,8 @@ from typing import Any
 from aiacc.planning.cost import CostModel
 from aiacc.planning.network import network_of
 from bench import job, plots
-from bench.network.bed import Bed
-from bench.network.plan import Spec
+from bench.bed.bed import Bed
+from bench.bed.plan import Spec
 from bench.record import Run, samples
 from bench.tables import amount, fastest, ratio, spread, table
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench import tables as markdown
+from bench.bed.plan import Spec
 from bench.network.allreduce import CONGESTION, measure_on, rate
-from bench.network.plan import Spec
 from bench.record import Run
 
 #: Ranks of a host.

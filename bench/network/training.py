@@ -8,9 +8,9 @@ from typing import Any
 
 from bench import plots
 from bench import tables as markdown
+from bench.bed.bed import Bed, bed_for
+from bench.bed.plan import Spec
 from bench.job import in_turn, run_on
-from bench.network.bed import Bed, bed_for
-from bench.network.plan import Spec
 from bench.network.workloads import workload
 from bench.record import Run
 

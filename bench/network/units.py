@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from bench import tables as markdown
+from bench.bed.bed import bed_for
+from bench.bed.plan import Spec
 from bench.job import run_on
-from bench.network.bed import bed_for
-from bench.network.plan import Spec
 from bench.network.workloads import workload
 from bench.record import Run
 

@@ -7,8 +7,8 @@ from itertools import product
 from typing import Any
 
 from bench import tables as markdown
+from bench.bed.plan import Spec
 from bench.network.allreduce import CONGESTION, LANES, lanes_text, measure_on, rate_mbit
-from bench.network.plan import Spec
 from bench.record import Run
 
 #: Probability that a packet is lost, and MiB of the tensor.

@@ -94,8 +94,8 @@ def _job(one: Cell, task: dict[str, Any]) -> list[Any]:
     work, variables = "bench.training.compression:work", {"AIACC_ENGINE": "tcp"}
     if not one.mbit:
         return job.run(work, task, ranks=one.ranks, variables=variables, timeout_s=_LIMIT_S)
-    from bench.network.bed import bed_for
-    from bench.network.plan import Spec
+    from bench.bed.bed import bed_for
+    from bench.bed.plan import Spec
 
     variables["OMP_NUM_THREADS"] = "1"
     with bed_for(Spec(name="text", hosts=one.ranks, flow_mbit=0, nic_mbit=one.mbit)) as bed:

@@ -14,12 +14,12 @@ from dataclasses import replace
 import pytest
 
 from aiacc.run import netcheck
+from bench.bed import bpf, launch, program
+from bench.bed.bed import Bed, BedError, bed_for, put_up
+from bench.bed.plan import Spec
 from bench.job import run_on
-from bench.network import bpf, launch, program
-from bench.network.bed import Bed, BedError, bed_for, put_up
 from bench.network.faults.plan import choose
 from bench.network.faults.row import one
-from bench.network.plan import Spec
 from tests.support.beds import bed_name, needed, traces  # noqa: F401
 from tests.support.programs import LIMIT_S, ROOT
 
@@ -98,7 +98,7 @@ def test_more_flows_than_classes_are_noticed_and_never_share_one():
 
 
 def test_a_run_ends_with_an_error_if_some_flow_had_no_class(name, monkeypatch):
-    monkeypatch.setattr("bench.network.bed.CLASSES", 10)
+    monkeypatch.setattr("bench.bed.bed.CLASSES", 10)
     with pytest.raises(BedError, match="expected at most 10"), bed_for(Spec(name, hosts=2)) as bed:
         _send(bed, connections=12, each_bytes=1)
 
@@ -117,7 +117,7 @@ def test_netcheck_finds_the_lanes_that_fill_the_caps(name, tmp_path):
 
 
 def test_what_a_killed_run_leaves_goes_with_the_next(name):
-    command = [sys.executable, "-m", "bench.network", "run", "--name", name, "--hosts", "2"]
+    command = [sys.executable, "-m", "bench.bed", "run", "--name", name, "--hosts", "2"]
     command += ["--", "sh", "-c", "echo started; exec sleep 60"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -131,7 +131,7 @@ def test_what_a_killed_run_leaves_goes_with_the_next(name):
 
 
 def test_a_bed_that_fails_half_way_leaves_nothing(name, monkeypatch):
-    monkeypatch.setattr("bench.network.bed.shaping", lambda spec: ["nonsense"])
+    monkeypatch.setattr("bench.bed.bed.shaping", lambda spec: ["nonsense"])
     with pytest.raises(BedError, match="nonsense"):
         put_up(Spec(name, hosts=2))
 

@@ -12,7 +12,7 @@ import pytest
 
 import aiacc
 import aiacc.array as hvd
-from bench.network import native
+from bench.bed import native
 from tests.support import footprint
 from tests.support.jobs import in_job, until_it_fails
 from tests.support.needed import needs

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.network.bed import BedError, require_root, take_down
+from bench.bed.bed import BedError, require_root, take_down
 from tests.support.needed import needs
 
 

@@ -14,8 +14,8 @@ from aiacc.compression.costs import FLAT, FREE, TWO_LEVEL, Cluster, Speeds, pred
 from aiacc.compression.wire import wire_of
 from aiacc.planning.cost import Analytic
 from aiacc.torch.auto_compression import MEASURED, SETTLE
+from bench.bed.bed import bed_for
 from bench.network import cells
-from bench.network.bed import bed_for
 from bench.network.workloads import workload
 from bench.record import Run
 from bench.shapes import elements

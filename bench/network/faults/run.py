@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.bed import launch, native
+from bench.bed.bed import Bed, bed_for
+from bench.bed.plan import Spec
 from bench.machine import ROOT
-from bench.network import launch, native
-from bench.network.bed import Bed, bed_for
 from bench.network.faults.plan import STEPS, Event, Fault, Report, events
-from bench.network.plan import Spec
 
 #: Seconds between looks at the clock.
 _LOOK_S = 0.25

@@ -12,8 +12,8 @@ from aiacc.planning import planners
 from aiacc.planning.execution import Sending, step_s
 from aiacc.planning.plan import Plan, bucket_cap_mb_list
 from aiacc.planning.trace import Tensor, Trace
+from bench.bed.bed import bed_for
 from bench.network import cells
-from bench.network.bed import bed_for
 from bench.network.workloads import Workload, workload
 from bench.record import Run
 from bench.tables import amount

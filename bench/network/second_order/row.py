@@ -14,8 +14,8 @@ from aiacc.kfac.modelled import factor_names, is_factor
 from aiacc.kfac.step import Costs
 from aiacc.planning.cost import ALL_REDUCE, OPERATIONS, Affine, CostModel
 from aiacc.planning.models.kronecker import layers_of
+from bench.bed.bed import bed_for
 from bench.network import cells
-from bench.network.bed import bed_for
 from bench.record import Run
 
 #: HOSTS:MBIT:SHRINK; every dimension of ResNet-50 is divided by the last.

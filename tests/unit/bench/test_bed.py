@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.network import launch, plan, program
+from bench.bed import launch, plan, program
+from bench.bed.plan import Spec
 from bench.network.allreduce import Way
 from bench.network.faults.plan import (
     FATAL,
@@ -19,7 +20,6 @@ from bench.network.faults.plan import (
     judge,
 )
 from bench.network.faults.work import operations, sent, tensors
-from bench.network.plan import Spec
 
 
 def test_names_of_beds_differ_and_fit_and_torchrun_starts_an_agent_on_every_host():

@@ -1,15 +1,15 @@
 """Virtual hosts on this machine, whose TCP flows and interfaces are capped. Needs root.
 
-python -m bench.network run --hosts 4 --launcher mpirun -- python train.py
-python -m bench.network up --hosts 4; ... run -- ...; ... down
+python -m bench.bed run --hosts 4 --launcher mpirun -- python train.py
+python -m bench.bed up --hosts 4; ... run -- ...; ... down
 """
 
 import argparse
 import sys
 
-from bench.network import launch
-from bench.network.bed import BedError, bed_for, require_root, stand, standing, take_down
-from bench.network.plan import Spec, host_name
+from bench.bed import launch
+from bench.bed.bed import BedError, bed_for, require_root, stand, standing, take_down
+from bench.bed.plan import Spec, host_name
 
 #: Options of a bed, which default to those of `Spec`, and what they are.
 _SPEC = {
@@ -40,7 +40,7 @@ def main() -> int:
             return 0
         return _run(options)
     except (BedError, ValueError) as error:
-        print(f"[bench.network] {error}", file=sys.stderr)
+        print(f"[bench.bed] {error}", file=sys.stderr)
         return 2
 
 
@@ -69,7 +69,7 @@ def _spec(options: argparse.Namespace) -> Spec:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.network",
+        prog="python -m bench.bed",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

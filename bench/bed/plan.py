@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bench.network.program import DEFAULT_MINOR, FIRST_MINOR, MAJOR, SLOW_MINOR
+from bench.bed.program import DEFAULT_MINOR, FIRST_MINOR, MAJOR, SLOW_MINOR
 
 #: Flows of one host that get a class of their own.
 CLASSES = 1024
@@ -39,7 +39,7 @@ class Spec:
         delay_ms: What every packet is held up on its way from host to host.
         loss: Probability that a packet is lost.
         reorder: Probability that a packet is overtaken: it is held up twice, and 1 ms more.
-        relay: Whether a program carries the packets (`bench.network.relay`), so that all this can
+        relay: Whether a program carries the packets (`bench.bed.relay`), so that all this can
             be changed while the bed is up; any of the three implies it.
         families: The hosts' kinds of address: "4", "6" or "46", for all alike or, separated by
             commas, for each.

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from bench.network import bpf, program, relay
-from bench.network.plan import (
+from bench.bed import bpf, program, relay
+from bench.bed.plan import (
     CLASSES,
     Spec,
     enter,
@@ -147,7 +147,7 @@ class Bed:
             if asked > CLASSES:
                 raise BedError(
                     f"host {host} had {asked} flows (expected at most {CLASSES}): those beyond had "
-                    "no cap; use fewer ranks or raise CLASSES in bench/network/plan.py"
+                    "no cap; use fewer ranks or raise CLASSES in bench/bed/plan.py"
                 )
 
 
@@ -178,7 +178,7 @@ def bed_for(spec: Spec) -> Iterator[Bed]:
             if bed.spec != spec:
                 raise BedError(
                     f"the standing bed {spec.name} is {bed.spec}, not {spec}; leave the options "
-                    f"out, choose another --name, or take it down: python -m bench.network down"
+                    f"out, choose another --name, or take it down: python -m bench.bed down"
                 )
             bed.reset()
             yield bed

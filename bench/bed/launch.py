@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiacc.run.local import Job, forwarded_signals
-from bench.network.bed import Bed
-from bench.network.plan import Spec, host_name
+from bench.bed.bed import Bed
+from bench.bed.plan import Spec, host_name
 
 LAUNCHERS = ("explicit", "mpirun", "torchrun", "none")
 PORT = 29500  # each bed's hosts have all ports for themselves
@@ -183,4 +183,4 @@ def _too_long(seconds: float) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"[bench.network] {text}", file=sys.stderr, flush=True)
+    print(f"[bench.bed] {text}", file=sys.stderr, flush=True)

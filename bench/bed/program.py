@@ -1,6 +1,6 @@
 """The classifier that gives every TCP flow a class of its own, as eBPF instructions. Pure.
 
-Loaded by `bench.network.bpf`. Unlike a hash of ports it cannot put two flows into one class: a map
+Loaded by `bench.bed.bpf`. Unlike a hash of ports it cannot put two flows into one class: a map
 from addresses and ports to a class is filled when the first packet of a flow is sent, with the next
 number that nobody has. When the numbers have run out, the counter says so (`Counters`), and the
 packets take the default class.

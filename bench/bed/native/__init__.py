@@ -17,7 +17,7 @@ class BuildError(RuntimeError):
 
 
 def built(name: str, flags: Sequence[str] = ()) -> Path:
-    """The program or library of ``bench/network/native/<name>.c``, compiled if the source is newer.
+    """The program or library of ``bench/bed/native/<name>.c``, compiled if the source is newer.
 
     Blocks: while the compiler runs.
 

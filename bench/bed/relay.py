@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.network import native
+from bench.bed import native
 
 _SEED = 1
 _ANSWER_S = 5.0

@@ -1,0 +1,1 @@
+"""Beds: virtual hosts on this machine, for tests and for measuring what only a network shows."""
