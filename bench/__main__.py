@@ -51,7 +51,10 @@ def main() -> int:
                 publish(row, runs)
             else:
                 print(section(row.load(), runs))
-            wrong |= any(run.get("wrong") for run in runs)
+            texts = [text for run in runs for text in run.get("wrong", ())]
+            for text in texts:
+                print(f"[bench] wrong: {text}", file=sys.stderr)
+            wrong |= bool(texts)
     except (ValueError, RuntimeError, OSError) as error:
         print(f"[bench] {error}", file=sys.stderr)
         return 2
