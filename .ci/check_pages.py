@@ -117,7 +117,7 @@ def _tests(texts: dict[str, str]) -> Iterator[str]:
 
 def writers() -> Iterator[tuple[Path, Callable[[str], str]]]:
     """Pages, and what puts current tables into one."""
-    from bench import kfac, kfac_page, planning, record, report
+    from bench import record, report
     from bench.data import page as data_page
     from bench.network.runs import load
     from bench.row import ROWS
@@ -135,8 +135,6 @@ def writers() -> Iterator[tuple[Path, Callable[[str], str]]]:
         runs = _json(result) if function == "table" else load(result)
         yield module.PAGE, _between(module.MARK, getattr(module, function)(runs))
     yield data_page.PAGE, lambda text: data_page.with_all_tables(text, report.FOLDER)
-    yield kfac_page.PAGE, lambda text: kfac_page.with_tables(text, _json(kfac.RESULT))
-    yield planning.PAGE, lambda text: planning.with_tables(text, _json(planning.RESULT))
 
 
 def _json(path: Path) -> Any:

@@ -274,6 +274,23 @@ ROWS: tuple[Row, ...] = (
         ("quiet",),
         1,
     ),
+    Row(
+        "simulated.kfac",
+        "published results of SPD-KFAC by the simulator, and ours",
+        "bench.simulated.kfac",
+        "docs/kfac_simulated.md",
+        paths=("aiacc/kfac", "aiacc/planning"),
+        minutes=2,
+        simulated=True,
+    ),
+    Row(
+        "simulated.planning",
+        "steps and scaling of published networks by all planners",
+        "bench.simulated.planning",
+        "docs/planning.md",
+        paths=("aiacc/planning",),
+        simulated=True,
+    ),
 )
 
 

@@ -57,23 +57,6 @@ def scaling(
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
-def dots(rows: Mapping[str, Mapping[str, float]], path: Path, title: str, axis: str) -> None:
-    """A line for each row, with a dot for each name that it has; ``axis``: what values are."""
-    figure, axes = _figure(title)
-    names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    for number, name in enumerate(names):
-        places = [place for place, row in enumerate(rows.values()) if name in row]
-        values = [row[name] for row in rows.values() if name in row]
-        axes.plot(values, places, "os^Dv<>PX"[number % 9], label=name, alpha=0.8)
-    axes.set_yticks(range(len(rows)), list(rows))
-    axes.invert_yaxis()
-    axes.set_xlabel(axis)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    figure.set_size_inches(8, 1.5 + 0.4 * len(rows))
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-
-
 def stacked(
     rows: Mapping[str, Mapping[str, float]],
     path: Path,

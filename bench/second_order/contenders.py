@@ -77,8 +77,12 @@ def _kfac(model: nn.Module, tuned: Tuned) -> tuple[list[torch.optim.Optimizer], 
     import aiacc.torch as hvd
 
     sgd = torch.optim.SGD(model.parameters(), KFAC_LR, momentum=MOMENTUM)
-    every = {"factor_every": FACTOR_EVERY, "inverse_every": INVERSE_EVERY}
-    return [sgd], hvd.KFAC(model, sgd, **tuned, **every, fisher="mc")
+    options: dict[str, Any] = {
+        **tuned,
+        "factor_every": FACTOR_EVERY,
+        "inverse_every": INVERSE_EVERY,
+    }
+    return [sgd], hvd.KFAC(model, sgd, fisher="mc", **options)
 
 
 _RATE, _AVERAGE = (1e-3, 1e-1), (0.01, 0.3)

@@ -87,7 +87,8 @@ def _factor(kind: str, layer: str) -> tuple[str, Calls]:
         )
         inputs = torch.randn(BATCH, channels, size, size)
         title = f"{kernel} x {kernel}, {channels} to {features}, {size} x {size}"
-    ours, usual, given = input_factor, plain_a, inputs
+    ours: Callable[..., Tensor] = input_factor
+    usual, given = plain_a, inputs
     if kind == "G":
         ours, usual, given = gradient_factor, plain_g, torch.randn_like(module(inputs).detach())
     calls: Calls = {"ours": lambda: ours(module, given), "usual": lambda: usual(module, given)}

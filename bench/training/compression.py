@@ -193,9 +193,9 @@ def tables(runs: Sequence[Run]) -> str:
     timed = [run for run in runs if _CELLS[run["cell"]].mbit]
     found = [table(head, lines)]
     if timed:
-        head = ("training", "gradients as", "seeds", "ms per step", "seconds to target")
+        first = ["training", "gradients as", "seeds", "ms per step"]
         lines = [[run["title"], *line] for run in timed for line in _seconds(run)]
-        found.append(table([*head, "of float32's"], lines))
+        found.append(table([*first, "seconds to target", "of float32's"], lines))
     return "\n\n".join(found)
 
 

@@ -1,24 +1,23 @@
 """How figures come from samples, and that those of simulations are what planners say today."""
 
-import json
-
 import pytest
 
-from aiacc.kfac import published
 from aiacc.planning import models, planners
 from aiacc.planning.network import network_of
 from aiacc.planning.problem import Problem
-from bench import kfac, negotiation, planning
-from bench.collectives import measure
-from bench.collectives.rows import row_of
+from bench import negotiation, record
+from bench.collectives import measure, rows
 from bench.data import __main__ as data
 from bench.network import allreduce, cells
 from bench.network.planning import row as planned
 from bench.network.workloads import names, workload
+from bench.row import row_of
 from bench.second_order import convergence
 from bench.shapes import elements, resnet50
+from bench.simulated import kfac, planning
 from bench.training import compression as compressed
 from bench.training import seeds
+from bench.turns import timed
 
 
 def test_workloads_are_published_networks():
@@ -43,14 +42,14 @@ def test_resnet50_is_the_same_everywhere_and_gradients_come_last_layer_first():
 def test_a_sample_lasts_from_the_last_arrival_to_the_last_departure():
     early = measure.Record(starts=[0, 10_000_000], ends=[5_000_000, 12_000_000])
     late = measure.Record(starts=[3_000_000, 10_500_000], ends=[4_000_000, 13_000_000])
-    assert measure.samples(row_of("resnet50"), [early, late]) == [2.0, 2.5]
+    assert measure.samples(rows.row_of("resnet50"), [early, late]) == [2.0, 2.5]
     ranks = [{"starts": one.starts, "ends": one.ends} for one in (early, late)]
     assert allreduce.seconds_of(ranks) == [2_000_000, 2_500_000]
     with pytest.raises(ValueError, match="shorter"):
-        measure.samples(row_of("resnet50"), [early, measure.Record()])
+        measure.samples(rows.row_of("resnet50"), [early, measure.Record()])
     # That of a caller is its own, and per operation.
     ranks = [measure.Record(starts=[0], ends=[end]) for end in (800_000, 400_000)]
-    assert measure.samples(row_of("submit"), ranks) == [2.0, 1.0]
+    assert measure.samples(rows.row_of("submit"), ranks) == [2.0, 1.0]
     assert measure.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert measure.percentile([0.0, 10.0], 0.95) == pytest.approx(9.5)
 
@@ -65,7 +64,9 @@ def test_contenders_take_turns_and_the_warm_up_is_dropped():
         return measure.Contender(name, run=note(name), finish=note("end"), check=note("check"))
 
     both = [contender("a"), contender("b")]
-    records = measure.interleave(row_of("resnet50"), both, 1, lambda: seen.append("go"), warmup=1)
+    records = measure.interleave(
+        rows.row_of("resnet50"), both, 1, lambda: seen.append("go"), warmup=1
+    )
     assert seen == [entry for name in "abba" for entry in ("go", name, "end", "check")]
     assert [len(record.starts) for record in records.values()] == [1, 1]
 
@@ -142,6 +143,14 @@ def test_gaps_of_compression_are_to_float32_with_the_same_seed_and_bytes_count_u
     assert found == [15_000, 50, None]
 
 
+def test_calls_take_turns_backwards_every_second_round_and_the_warm_up_does_not_count():
+    seen, now = [], iter(range(100))
+    calls = {name: lambda name=name: seen.append(name) for name in "ab"}
+    found = timed(calls, 2, clock=lambda: next(now), before=lambda: seen.append("-"))
+    assert "".join(seen) == "-a-b-b-a-a-b"
+    assert found == {"a": [[1, 1]], "b": [[1, 1]]}
+
+
 def test_every_seed_trains_all_in_another_order_and_is_a_sample():
     seen = []
 
@@ -155,12 +164,12 @@ def test_every_seed_trains_all_in_another_order_and_is_a_sample():
     assert found["trainings"]["bb"] == [{"loss": 2}, {"loss": 4}]
 
 
-REPORT = json.loads(planning.RESULT.read_text())
-KFAC = json.loads(kfac.RESULT.read_text())
+SIMULATED = record.read(row_of("simulated.planning").result)
+STEPS = [run for run in SIMULATED if "step_s" in run]
 PLANNERS = ("per_tensor", "threshold(25)", "mgwfbp_paper", "optimal")
 #: Of which there is no independent computation.
 NOT_COMPUTED = ("optimal_k", "lanes(4)")
-#: Of each of planning.STEPS, milliseconds by an independent computation from the same constants: by
+#: Of each of STEPS, milliseconds by an independent computation from the same constants: by
 #: the planners but NOT_COMPUTED, the last of which it does not have everywhere; and by `decoupled`
 #: with buckets of 25 MiB and of the best size.
 INDEPENDENT = [
@@ -176,20 +185,18 @@ INDEPENDENT = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("row", "step", "independent"), zip(REPORT["steps"], planning.STEPS, INDEPENDENT, strict=True)
-)
-def test_the_file_has_what_the_planners_and_an_independent_computation_say(row, step, independent):
-    model, network = step
+@pytest.mark.parametrize(("run", "independent"), zip(STEPS, INDEPENDENT, strict=True))
+def test_the_file_has_what_the_planners_and_an_independent_computation_say(run, independent):
+    model, network = run["cell"].split(":")
     trace, cost = models.trace_of(model), network_of(network).cost()
-    plans = {name: planners.plan(name, trace, cost) for name in row["step_s"]}
+    plans = {name: planners.plan(name, trace, cost) for name in run["step_s"]}
     found = {name: plan.predicted_s for name, plan in plans.items()}
-    assert found == pytest.approx(row["step_s"], rel=1e-9)
-    assert plans["lanes(4)"].bound_s == pytest.approx(row["lanes_bound_s"], rel=1e-9)
-    assert planning.dear(Problem(trace, cost), 25) == pytest.approx(row["dear"]["step_s"], rel=1e-9)
-    assert found["decoupled"] <= row["dear"]["best_s"] * 1.002
+    assert found == pytest.approx(run["step_s"], rel=1e-9)
+    assert plans["lanes(4)"].bound_s == pytest.approx(run["bound_s"], rel=1e-9)
+    assert planning.dear(Problem(trace, cost), 25) == pytest.approx(run["dear"]["step_s"], rel=1e-9)
+    assert found["decoupled"] <= run["dear"]["best_s"] * 1.002
     computed = [seconds for name, seconds in found.items() if name not in NOT_COMPUTED]
-    by_size = row["dear"]["step_s"], row["dear"]["best_s"]
+    by_size = run["dear"]["step_s"], run["dear"]["best_s"]
     for ours, theirs_ms in zip((computed, by_size), independent, strict=True):
         for one_s, one_ms in zip(ours, theirs_ms, strict=False):
             assert one_s * 1e3 == pytest.approx(one_ms, rel=0.01)
@@ -198,29 +205,40 @@ def test_the_file_has_what_the_planners_and_an_independent_computation_say(row, 
 def test_efficiencies_equal_an_independent_computation():
     """In percent, for rings of ResNet-50, by PLANNERS."""
     expected = {
-        ("10 Gbit/s", 64): (29, 83, 84, 86),
-        ("10 Gbit/s", 256): (9, 72, 55, 77),
-        ("10 Gbit/s", 1024): (3, 47, 50, 59),
-        ("10 Gbit/s", 2048): (1, 32, 44, 47),
-        ("100 Gbit/s", 256): (49, 98, 99, 99),
-        ("100 Gbit/s", 1024): (14, 95, 89, 96),
-        ("100 Gbit/s", 2048): (7, 91, 86, 93),
+        ("10gbit", "64"): (29, 83, 84, 86),
+        ("10gbit", "256"): (9, 72, 55, 77),
+        ("10gbit", "1024"): (3, 47, 50, 59),
+        ("10gbit", "2048"): (1, 32, 44, 47),
+        ("100gbit", "256"): (49, 98, 99, 99),
+        ("100gbit", "1024"): (14, 95, 89, 96),
+        ("100gbit", "2048"): (7, 91, 86, 93),
     }
-    rows = {(row["link"], row["world"]): row["efficiency"] for row in REPORT["scaling"]}
-    for key, values in expected.items():
-        found = [100 * rows[key][name] for name in PLANNERS]
-        assert found == pytest.approx(values, abs=1.0), key
+    runs = {run["cell"]: run for run in SIMULATED if "efficiency" in run}
+    for (cell, ranks), values in expected.items():
+        found = [100 * runs[cell]["efficiency"][ranks][name] for name in PLANNERS]
+        assert found == pytest.approx(values, abs=1.0), (cell, ranks)
 
 
 def test_the_file_has_what_the_simulator_of_kfac_says():
-    found = json.loads(json.dumps(kfac.of_model("resnet50")))
-    assert _flat(found) == pytest.approx(_flat(KFAC["models"]["resnet50"]), rel=1e-9)
-    assert (KFAC["kind"], KFAC["calibrated"]["overlap"]) == ("simulated", published.OVERLAP)
-    assert max(map(abs, KFAC["sensitivity"]["as calibrated"].values())) < 0.1
-    for model in KFAC["models"].values():
-        assert model["totals_s"] == pytest.approx(model["published_totals_s"], rel=0.1)
-        assert model["ablation_s"] == pytest.approx(model["published_ablation_s"], rel=0.1)
-        assert model["ours_s"]["all"] < min(model["totals_s"])
+    runs = {run["cell"]: run for run in record.read(row_of("simulated.kfac").result)}
+    assert _flat(kfac.measure("resnet50", None)) == pytest.approx(
+        {
+            at: value
+            for at, value in _flat(runs["resnet50"]).items()
+            if "/tables" in at or "/parts" in at
+        },
+        rel=1e-9,
+    )
+    constants = runs.pop(kfac.CONSTANTS)
+    assert max(map(abs, constants["errors"]["as calibrated"].values())) < 0.1
+    for run in runs.values():
+        pairs = [value for name in ("totals", "ablation") for value in run["tables"][name].values()]
+        pairs = [value for value in pairs if isinstance(value, list)]
+        assert len(pairs) == 7
+        for simulated, known in pairs:
+            assert simulated == pytest.approx(known, rel=0.1)
+        totals = [value[0] for value in run["tables"]["totals"].values() if isinstance(value, list)]
+        assert run["tables"]["ours"]["all"] < min(totals)
 
 
 def _flat(fields, at=""):

@@ -1,0 +1,1 @@
+"""Published results again, by the models and planners of aiacc: nothing here is measured."""
