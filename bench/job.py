@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ def run(
     *,
     ranks: int = 2,
     launcher: str | Path = "aiaccrun",
+    options: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
     timeout_s: float = 600.0,
 ) -> list[Any]:
@@ -51,6 +52,7 @@ def run(
         task: What JSON can say.
         ranks: Number of processes.
         launcher: One of LAUNCHERS, beside the interpreter; or the path of an mpirun.
+        options: More for the launcher.
         variables: Added to the environment, from which the settings of aiacc and its peers are
             taken out.
         timeout_s: The job is killed after this.
@@ -61,11 +63,12 @@ def run(
     Raises:
         JobError: A rank failed, or the job took too long.
     """
-    name = Path(launcher).name
+    name = Path(launcher).name.partition(".")[0]  # such as mpirun.openmpi
     path = launcher if isinstance(launcher, Path) else Path(sys.executable).parent / launcher
     if not path.exists():
         raise JobError(f"{path} does not exist; install it: pip install '.[torch,mpi]'")
     start = [str(path), *(option.format(ranks=ranks) for option in LAUNCHERS[name])]
+    start += options
     with tempfile.TemporaryDirectory(prefix="aiacc-bench-") as folder:
         command = [*start, *_worker(work, task, Path(folder))]
         log = Path(folder) / "log"

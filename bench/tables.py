@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from bench.machine import kind
@@ -54,7 +54,7 @@ def fastest(run: Run, contenders: Sequence[str]) -> str | None:
 def contest(
     runs: Sequence[Run], titles: Mapping[str, str], peers: Sequence[str], ours: Sequence[str]
 ) -> str:
-    """A line for each contender of each cell, and ours over the fastest peer.
+    """A line for each contender of each cell, ours over the fastest peer, and CPU times if known.
 
     Args:
         runs: Cells, each with "title", "unit" and "samples"; less is better.
@@ -63,6 +63,7 @@ def contest(
         ours: Keys of aiacc's ways.
     """
     lines = []
+    with_cpu = any("cpu" in run for run in runs)
     for run in runs:
         best = fastest(run, peers)
         for key, title in titles.items():
@@ -73,19 +74,31 @@ def contest(
                 text = f"{ratio(run, key, best):.2f}x"
             name = f"**{title}**" if key == best else title
             lines.append([run["title"], name, spread(run, key), text])
-    return table(["work", "contender", "median (of the jobs)", "over the fastest peer"], lines)
+            if with_cpu:
+                cpu = run.get("cpu", {}).get(key)
+                lines[-1].append(amount(fmean(cpu), "s") if cpu else "")
+    head = ["work", "contender", "median (of the jobs)", "over the fastest peer"]
+    return table([*head, "CPU, all ranks"] if with_cpu else head, lines)
 
 
-def matrix(runs: Sequence[Run], titles: Mapping[str, str], peers: Sequence[str]) -> str:
-    """A line for each cell and a column for each contender; the fastest peer is bold."""
+def matrix(
+    runs: Sequence[Run], titles: Mapping[str, str], peers: Sequence[str], ours: Sequence[str] = ()
+) -> str:
+    """A line for each cell and a column for each contender; the fastest peer is bold.
+
+    With ``ours`` the last column has the fastest of them over the fastest peer.
+    """
     lines = []
     for run in runs:
-        best, cells = fastest(run, peers), [run["title"]]
+        best, mine, cells = fastest(run, peers), fastest(run, ours), [run["title"]]
         for key in titles:
             text = spread(run, key) if key in run["samples"] else ""
             cells.append(f"**{text}**" if key == best else text)
+        if ours:
+            cells.append(f"{ratio(run, mine, best):.2f}x" if mine and best else "")
         lines.append(cells)
-    return table(["work", *titles.values()], lines)
+    head = ["work", *titles.values()]
+    return table([*head, "over the fastest peer"] if ours else head, lines)
 
 
 def provenance(runs: Sequence[Run]) -> str:

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
+Thing = TypeVar("Thing")
 #: What one rank saw of a contender: when its timed calls began and ended, and the CPU time of the
 #: process per call. Seconds of CLOCK_MONOTONIC, which all processes of one machine share.
 Spans = Mapping[str, Sequence[float]]
@@ -37,6 +38,16 @@ class Contender:
     check: Callable[[], object] = nothing
 
 
+def in_turn(things: Iterable[Thing], number: int) -> list[Thing]:
+    """The order of a round: every second one goes backwards."""
+    return list(things)[:: -1 if number % 2 else 1]
+
+
+def alternate(starts: Sequence[Callable[[], Thing]], times: int) -> list[Thing]:
+    """What each of ``starts``, such as jobs, returns; so many times, in turn."""
+    return [start() for number in range(times) for start in in_turn(starts, number)]
+
+
 def take_turns(
     contenders: Sequence[Contender],
     rounds: int,
@@ -59,19 +70,20 @@ def take_turns(
     Returns:
         Spans, by contender.
     """
+    by_name = {one.name: one for one in contenders}
     seen: dict[str, dict[str, list[float]]] = {
-        one.name: {"starts": [], "ends": [], "cpu": []} for one in contenders
+        name: {"starts": [], "ends": [], "cpu": []} for name in by_name
     }
     gc.collect()
     gc.disable()
     try:
         for index in range(warm_up + rounds):
-            for one in contenders if index % 2 == 0 else contenders[::-1]:
-                starts, ends, cpu = _round(one, calls, align)
+            for name in in_turn(by_name, index):
+                starts, ends, cpu = _round(by_name[name], calls, align)
                 if index >= warm_up:
-                    seen[one.name]["starts"] += starts
-                    seen[one.name]["ends"] += ends
-                    seen[one.name]["cpu"].append(cpu)
+                    seen[name]["starts"] += starts
+                    seen[name]["ends"] += ends
+                    seen[name]["cpu"].append(cpu)
     finally:
         gc.enable()
     return seen
