@@ -142,31 +142,11 @@ TIDY_ARGS ?= --changed
 tidy: $(STAMPS)/tidy build  ## clang-tidy over what has changed since main (TIDY_ARGS= all of csrc)
 	$(BIN)/python .ci/tidy.py --jobs $(JOBS) $(TIDY_ARGS)
 
-# A built checkout of an earlier commit, whose jobs alternate with this one's: the rows of before and
-# after need it.
-AGAINST ?=
-
 .PHONY: bench
-bench: gtest build  ## measure against the peers, write bench/results and the tables
+bench: gtest build  ## measure all rows, keep results and tables (ROWS="collectives step": some)
 	$(BIN)/cmake --preset dev -DAIACC_TESTS=ON $(CMAKE_FLAGS) >build/dev.log
-	$(BIN)/cmake --build --preset dev --target submit_bench
-	$(BIN)/python -m bench.collectives --submit-binary build/dev/bench/micro/submit_bench
-	$(BIN)/python -m bench.collectives --rows submit,latency_4B,step_bf16 --repeats 6 \
-	  --json bench/results/repeated.json
-	$(BIN)/python -m bench.collectives -np 3 --rows process_set --json bench/results/process_set.json
-	$(BIN)/python -m bench.collectives --jobs aiaccrun,aiaccrun:tcp --rows tf_step,tf_gradients \
-	  --json bench/results/tensorflow.json
-	for ranks in 4 8; do \
-	  $(BIN)/python -m bench.collectives -np $$ranks --jobs mpirun --iterations 5 $(AGAINST:%=--against %) \
-	    --rows resnet50,small,latency_4B,latency_4M,step --json bench/results/ranks_$$ranks.json || exit 1; \
-	done
-ifneq ($(AGAINST),)
-	$(BIN)/python -m bench.collectives -np 8 --jobs mpirun --iterations 6 --repeats 3 --against $(AGAINST) \
-	  --rows small,latency_4B,latency_4M --json bench/results/ranks_8_4M.json
-	$(BIN)/python -m bench.collectives --jobs aiaccrun:tcp,mpirun --repeats 4 --against $(AGAINST) \
-	  --rows resnet50,small,latency_4B,latency_4M,grouped,step,submit --json bench/results/before_after.json
-endif
-	$(BIN)/python -m bench.report --write
+	$(BIN)/cmake --build --preset dev --target submit_bench negotiation_bench codes_bench
+	$(BIN)/python -m bench $(or $(ROWS),all) --write
 
 .PHONY: wheel
 wheel: $(STAMPS)/release  ## manylinux wheels in dist/, for each CPython from 3.11 to 3.13 that is here

@@ -24,9 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 #: Modules of bench that make one table of one file, with MARK and PAGE, and the function.
-TABLES = {
-    "bench.compile": "table",
-}
+TABLES = {}
 #: A command that installs by a name what PyPI has from somebody else, or nobody has put there yet.
 STRANGER = re.compile(r"pip3? install\b[^\n#`;)]*?[\s'\"]aiacc(?!_distributed-)")
 #: What a program writes between two marks; what stands between these two, somebody does.
@@ -117,24 +115,22 @@ def _tests(texts: dict[str, str]) -> Iterator[str]:
 
 def writers() -> Iterator[tuple[Path, Callable[[str], str]]]:
     """Pages, and what puts current tables into one."""
-    from bench import record, report
+    from bench import overview, record
     from bench.data import page as data_page
     from bench.network.runs import load
-    from bench.row import ROWS
+    from bench.row import RESULTS, ROWS
     from bench.tables import section
 
     for row in ROWS:
         text = section(row.load(), record.read(row.result))
         yield ROOT / row.page, _between(row.mark, text)
-    for page, tables in report.documents(report.read(report.RESULTS)).items():
-        for mark, table in tables.items():
-            yield page, _between(mark, table)
+    for name, mark, text in overview.pages():
+        yield ROOT / name, _between(mark, text)
     for name, function in TABLES.items():
         module: Any = importlib.import_module(name)
-        result = module.RESULTS if name == "bench.compile" else module.RESULT
-        runs = _json(result) if function == "table" else load(result)
+        runs = (_json if function == "table" else load)(module.RESULT)
         yield module.PAGE, _between(module.MARK, getattr(module, function)(runs))
-    yield data_page.PAGE, lambda text: data_page.with_all_tables(text, report.FOLDER)
+    yield data_page.PAGE, lambda text: data_page.with_all_tables(text, RESULTS)
 
 
 def _json(path: Path) -> Any:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from bench import record
+from bench import overview, record
 from bench.alarm import watch
 from bench.machine import ROOT
 from bench.plots import save
@@ -28,6 +28,8 @@ def main() -> int:
     """Do what the command line says; the exit code."""
     options = _parser().parse_args()
     try:
+        if options.rows == ["all"]:
+            options.rows = [row.name for row in ROWS if "gpu" not in row.needs]
         chosen = [_chosen(text) for text in options.rows] or [(row, None) for row in ROWS]
         if options.list:
             for row, cell in chosen:
@@ -35,6 +37,7 @@ def main() -> int:
             return 0
         if options.check:
             found = [line for row, _ in chosen for line in problems(row)]
+            found += overview.problems()
             print(*(found or ["all results can be signed"]), sep="\n")
             return 1 if found else 0
         if options.alarm:
@@ -55,6 +58,8 @@ def main() -> int:
             for text in texts:
                 print(f"[bench] wrong: {text}", file=sys.stderr)
             wrong |= bool(texts)
+        if options.write:
+            overview.publish()
     except (ValueError, RuntimeError, OSError) as error:
         print(f"[bench] {error}", file=sys.stderr)
         return 2
@@ -130,7 +135,9 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("rows", nargs="*", metavar="ROW[:CELL]", help="see --list")
+    parser.add_argument(
+        "rows", nargs="*", metavar="ROW[:CELL]", help="see --list; or all, but of GPUs"
+    )
     parser.add_argument("--list", action="store_true", help="say what there is")
     parser.add_argument("--check", action="store_true", help="say what is wrong with results")
     parser.add_argument("--alarm", action="store_true", help="say what has become slower")

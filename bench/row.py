@@ -28,6 +28,8 @@ class Row:
       into ``"wrong": [text, ...]``: the command ends with 1, and checks name it.
     * ``tables(runs)``: Markdown, from the kept runs of all cells. Pure.
     * ``plot(runs)``, if it has one: a figure of matplotlib.
+    * ``OURS``, ``PEERS`` and ``TITLES``, if it compares aiacc with others: keys of contenders, and
+      their titles by key. ``contests(run)``, if a cell has several works: a run for each.
 
     Attributes:
         name: As on the command line.
@@ -78,7 +80,7 @@ _BED = ("csrc", "bench/bed/bed.py", "bench/bed/program.py", "bench/bed/launch.py
 _STEP = (*_BED, "aiacc/torch", "aiacc/autotune", "bench/network/step.py")
 _ON_BED = ("root", "quiet")
 _NETWORK = ("bench/network/cells.py", "bench/network/ranks.py", "bench/network/workloads.py")
-
+_BENCHMARKS = "docs/benchmarks.md"
 
 ROWS: tuple[Row, ...] = (
     Row(
@@ -290,6 +292,67 @@ ROWS: tuple[Row, ...] = (
         "docs/planning.md",
         paths=("aiacc/planning",),
         simulated=True,
+    ),
+    Row(
+        "collectives",
+        "collectives of gradients and tensors, against gloo and Horovod",
+        "bench.collectives.calls",
+        _BENCHMARKS,
+        paths=(*PRODUCT, "bench/collectives"),
+        needs=("quiet",),
+        minutes=15,
+    ),
+    Row(
+        "blocking",
+        "a blocking all-reduce by size, against gloo, MPI, oneCCL and UCC",
+        "bench.collectives.blocking",
+        _BENCHMARKS,
+        paths=(*PRODUCT, "bench/collectives"),
+        needs=("mpi4py", "quiet"),
+        minutes=20,
+    ),
+    Row(
+        "step",
+        "a training step with a free backward pass, against DDP/gloo and Horovod",
+        "bench.collectives.step",
+        _BENCHMARKS,
+        paths=(*PRODUCT, "bench/collectives"),
+        needs=("quiet",),
+        minutes=15,
+    ),
+    Row(
+        "tensorflow",
+        "a step of Keras and its gradients, against tf.distribute",
+        "bench.collectives.in_tensorflow",
+        _BENCHMARKS,
+        paths=(*PRODUCT, "bench/collectives"),
+        needs=("tensorflow", "quiet"),
+        minutes=10,
+    ),
+    Row(
+        "submit",
+        "what submitting costs the caller, against gloo",
+        "bench.collectives.submit",
+        _BENCHMARKS,
+        paths=("csrc", "aiacc/collectives", "aiacc/torch/ops", "bench/micro/submit_bench.cc"),
+        needs=("build/dev", "quiet"),
+    ),
+    Row(
+        "idle",
+        "CPU time of ranks without work, against gloo",
+        "bench.collectives.idle",
+        _BENCHMARKS,
+        paths=("csrc",),
+        minutes=2,
+    ),
+    Row(
+        "compile",
+        "a step eager, compiled whole, and compiled by blocks",
+        "bench.compile",
+        "docs/torch-compile.md",
+        paths=("csrc", "aiacc/torch"),
+        needs=("quiet",),
+        minutes=5,
     ),
 )
 

@@ -150,11 +150,6 @@ def gathered(
     }
 
 
-def in_turn(names: Iterable[str], number: int) -> list[str]:
-    """The order of a round: every second one goes backwards."""
-    return list(names)[:: -1 if number % 2 else 1]
-
-
 def timed(
     calls: Mapping[str, Callable[[], object]],
     rounds: int,

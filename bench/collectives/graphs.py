@@ -1,23 +1,39 @@
-"""Rows in which TensorFlow gives the work: against aiacc's torch front-end, and tf.distribute."""
+"""What ranks do in the jobs of `bench.collectives.in_tensorflow`."""
+
+from __future__ import annotations
 
 import json
 import os
 import socket
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import torch
 
-from bench.collectives.measure import Contender
+from bench.collectives.gloo import Gloo, beside_aiacc
 from bench.collectives.tensors import Tensors
+from bench.shapes import resnet50
+from bench.turns import Contender, take_turns
 
 #: Of tf.distribute's cluster: rank 0 chooses them, and the others read them here.
 _PORTS = "tf-ports"
 
 
-def gradients(data: Tensors) -> list[Contender]:
+def rank(task: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """Aiacc's front-end for TensorFlow, and what it is compared with, in turn."""
+    with beside_aiacc(task) as gloo:
+        if task["work"] == "gradients":
+            contenders = _gradients(gloo.tensors(resnet50()[::-1]))
+        else:  # it wants to be there before TensorFlow does anything
+            strategy = _distributed(gloo)
+            data = gloo.tensors(resnet50())
+            contenders = [_step(data), _step_of(strategy, data), _alone(data, gloo.rank)]
+        return take_turns(contenders, task["rounds"], gloo.align)
+
+
+def _gradients(data: Tensors) -> list[Contender]:
     """Gradients that are computed, by one addition, and averaged: by a `tf.function`, and in torch.
 
     Neither has the memory of the result before, and both may reduce where the gradient lies. The
@@ -28,12 +44,11 @@ def gradients(data: Tensors) -> list[Contender]:
 
     data.fill()
     average = (data.size + 1) / 2
-    names = data.names[::-1]
-    given = data.tensors[::-1]
+    names, given = data.names, data.tensors
     results: list[torch.Tensor] = []
 
     def check() -> None:
-        data.check(results[::-1], average)
+        data.check(results, average)
         results.clear()
 
     variables = [tf.Variable(tensor.numpy()) for tensor in given]
@@ -71,44 +86,43 @@ def gradients(data: Tensors) -> list[Contender]:
     ]
 
 
-class Distributed:
-    """`tf.distribute` over all ranks. Made before TensorFlow does anything else in the process."""
-
-    def __init__(self, rank: int, size: int, folder: Path, align: Any) -> None:
-        """Form the cluster. Collective. Blocks."""
-        file = folder / _PORTS
-        if rank == 0:
-            sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(size)]
-            file.write_text(json.dumps([one.getsockname()[1] for one in sockets]))
-            for one in sockets:
-                one.close()
-        align()
-        workers = [f"127.0.0.1:{port}" for port in json.loads(file.read_text())]
-        os.environ["TF_CONFIG"] = json.dumps(
-            {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
-        )
-        ring = tf.distribute.experimental.CommunicationImplementation.RING
-        options = tf.distribute.experimental.CommunicationOptions(implementation=ring)
-        self.strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-
-    def step(self, data: Tensors) -> Contender:
-        """A custom loop's step, as TensorFlow's guide has it: the optimizer reduces in it."""
-        with self.strategy.scope():
-            variables = _variables(data)
-            optimizer = _sgd(variables)
-
-        @tf.function  # type: ignore[untyped-decorator]
-        def step(gradients: list[Any]) -> None:
-            def of_replica(gradients: list[Any]) -> None:
-                optimizer.apply(_backward(variables, gradients), variables)
-
-            self.strategy.run(of_replica, args=(gradients,))
-
-        # It adds up what the replicas give: a user divides the loss by their number.
-        return _step("tf_distribute", data, variables, step, (data.size + 1) / 2, 1 / data.size)
+def _distributed(gloo: Gloo) -> Any:
+    """The strategy of `tf.distribute` over all ranks. Collective. Blocks."""
+    file = gloo.folder / _PORTS
+    if gloo.rank == 0:
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(gloo.size)]
+        file.write_text(json.dumps([one.getsockname()[1] for one in sockets]))
+        for one in sockets:
+            one.close()
+    gloo.align()
+    workers = [f"127.0.0.1:{port}" for port in json.loads(file.read_text())]
+    os.environ["TF_CONFIG"] = json.dumps(
+        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": gloo.rank}}
+    )
+    ring = tf.distribute.experimental.CommunicationImplementation.RING
+    options = tf.distribute.experimental.CommunicationOptions(implementation=ring)
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
-def step(data: Tensors) -> Contender:
+def _step_of(strategy: Any, data: Tensors) -> Contender:
+    """A custom loop's step, as TensorFlow's guide has it: the optimizer reduces in it."""
+    with strategy.scope():
+        variables = _variables(data)
+        optimizer = _sgd(variables)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(gradients: list[Any]) -> None:
+        def of_replica(gradients: list[Any]) -> None:
+            optimizer.apply(_backward(variables, gradients), variables)
+
+        strategy.run(of_replica, args=(gradients,))
+
+    # It adds up what the replicas give: a user divides the loss by their number.
+    average = (data.size + 1) / 2
+    return _contender("tf_distribute", data, variables, step, average, 1 / data.size)
+
+
+def _step(data: Tensors) -> Contender:
     """The same with aiacc's optimizer around Keras's."""
     import aiacc.tensorflow.keras as hvd
 
@@ -120,10 +134,10 @@ def step(data: Tensors) -> Contender:
     def step(gradients: list[Any]) -> None:
         optimizer.apply(_backward(variables, gradients), variables)
 
-    return _step("aiacc", data, variables, step, (data.size + 1) / 2, 1.0)
+    return _contender("aiacc", data, variables, step, (data.size + 1) / 2, 1.0)
 
 
-def alone(data: Tensors, rank: int) -> Contender:
+def _alone(data: Tensors, rank: int) -> Contender:
     """The same step of one rank by itself."""
     variables = _variables(data)
     optimizer = _sgd(variables)
@@ -132,7 +146,7 @@ def alone(data: Tensors, rank: int) -> Contender:
     def step(gradients: list[Any]) -> None:
         optimizer.apply(_backward(variables, gradients), variables)
 
-    return _step("none", data, variables, step, rank + 1.0, 1.0)
+    return _contender("none", data, variables, step, rank + 1.0, 1.0)
 
 
 def _variables(data: Tensors) -> list[Any]:
@@ -160,7 +174,7 @@ def _backward(variables: list[Any], gradients: list[Any]) -> list[Any]:
     return found
 
 
-def _step(
+def _contender(
     name: str, data: Tensors, variables: list[Any], step: Any, factor: float, scale: float
 ) -> Contender:
     data.fill()

@@ -1,159 +1,121 @@
-"""torch.distributed over gloo: the reference that aiacc is compared with."""
+"""Peers that are not torch's: where they are, and how their jobs are started. Imports none."""
 
+from __future__ import annotations
+
+import importlib.util
 import os
-import warnings
-from datetime import timedelta
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
+from bench.record import Run
 
-from bench.collectives.measure import Contender
-from bench.collectives.tensors import Tensors
-
-_FIRST_BUCKET_BYTES = 1 << 20
-_BUCKET_BYTES = 25 << 20
-_INTERFACES = "GLOO_SOCKET_IFNAME"
+#: `AIACC_ENGINE` of each way for the ranks of one machine to talk.
+ENGINES = {"shm": "auto", "tcp": "tcp"}
+#: The same in words: gloo has sockets only.
+WHERE = {"shm": "shared memory (gloo: TCP)", "tcp": "TCP"}
 
 
-class Gloo:
-    """Two gloo groups over all ranks: as shipped, and with four contexts (sockets per peer)."""
+@dataclass(frozen=True)
+class Mpi:
+    """An MPI.
 
-    def __init__(self, rank: int, size: int, store: Path, timeout_s: float) -> None:
-        """Connect through the file ``store``, which no job used before. Collective. Blocks."""
-        # gloo reads the variable when a group is made: one context per interface named, in turn.
-        os.environ.pop(_INTERFACES, None)
-        limit = timedelta(seconds=timeout_s)
-        dist.init_process_group("gloo", f"file://{store}", limit, rank=rank, world_size=size)
-        os.environ[_INTERFACES] = "lo,lo,lo,lo"
-        multi = dist.new_group(backend="gloo", timeout=limit)
-        os.environ.pop(_INTERFACES)
-        assert isinstance(multi, dist.ProcessGroup)
-        self.plain: dist.ProcessGroup | None = dist.group.WORLD
-        self.multi = multi
-        self.size = size
-        self.folder = store.parent
+    Attributes:
+        launcher: Its mpirun.
+        variables: For all its jobs.
+        tcp: For jobs that may not use shared memory.
+        options: Of mpirun: each rank stays on a core, which Intel's does anyway.
+    """
 
-    def close(self) -> None:
-        """Disconnect."""
-        dist.destroy_process_group()
+    launcher: Path
+    variables: dict[str, str] = field(default_factory=dict)
+    tcp: dict[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ("-bind-to", "core")
 
-    def align(self) -> None:
-        """Barrier over all ranks. Collective. Blocks."""
-        dist.barrier()
+    def environment(self, way: str) -> dict[str, str]:
+        """Variables of a job whose ranks talk in this way."""
+        return self.variables | (self.tcp if way == "tcp" else {})
 
 
-def one_by_one(gloo: Gloo, data: Tensors, backward: bool) -> list[Contender]:
-    """Each tensor all-reduced asynchronously, then waited for and divided; both groups."""
-
-    def contender(name: str, group: dist.ProcessGroup | None) -> Contender:
-        tensors = data.tensors[::-1] if backward else data.tensors
-        divisor = float(gloo.size)
-
-        def run() -> None:
-            works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
-            for work, tensor in zip(works, tensors, strict=True):
-                _wait(work)
-                tensor.div_(divisor)
-
-        return Contender(name, run, data.fill, check=data.check_average)
-
-    return [contender("gloo", gloo.plain), contender("gloo_multi", gloo.multi)]
+def place(name: str) -> Path | None:
+    """The folder of a peer that ``AIACC_BENCH_name`` names."""
+    return Path(found) if (found := os.environ.get(f"AIACC_BENCH_{name}")) else None
 
 
-def coalesced(gloo: Gloo, data: Tensors) -> list[Contender]:
-    """All tensors in torch's own coalesced call, and copied by hand into one tensor."""
-    flat = torch.empty(sum(tensor.numel() for tensor in data.tensors))
-    parts = _parts(flat, data.tensors)
-    divisor = float(gloo.size)
-
-    def call() -> None:
-        dist.all_reduce_coalesced(data.tensors)
-        torch._foreach_div_(data.tensors, divisor)
-
-    def by_hand() -> None:
-        torch._foreach_copy_(parts, data.tensors)
-        dist.all_reduce(flat)
-        flat.div_(divisor)
-        torch._foreach_copy_(data.tensors, parts)
-
-    warnings.filterwarnings("ignore", message=".*all_reduce_coalesced", category=FutureWarning)
-    return [
-        Contender("gloo_coalesced", call, data.fill, check=data.check_average),
-        Contender("gloo_flat", by_hand, data.fill, check=data.check_average),
-    ]
+def mpich() -> Mpi:
+    """That of PyPI, beside the interpreter."""
+    library = str(Path(sys.prefix) / "lib" / "libmpi.so.12")
+    variables = {"MPI4PY_LIBMPI": library}
+    tcp = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self"}
+    return Mpi(Path(sys.executable).parent / "mpirun", variables, tcp)
 
 
-def buckets(gloo: Gloo, data: Tensors) -> Contender:
-    """What DDP does without autograd: copy into buckets, divide, all-reduce each, copy back."""
-    groups: list[list[torch.Tensor]] = [[]]
-    limit = _FIRST_BUCKET_BYTES
-    for tensor in reversed(data.tensors):
-        groups[-1].append(tensor)
-        if sum(member.nbytes for member in groups[-1]) >= limit:
-            groups.append([])
-            limit = _BUCKET_BYTES
-    groups = [group for group in groups if group]
-    flats = [torch.empty(sum(tensor.numel() for tensor in group)) for group in groups]
-    parts = [_parts(flat, group) for flat, group in zip(flats, groups, strict=True)]
-    divisor = float(gloo.size)
-
-    def run() -> None:
-        works = []
-        for flat, views, group in zip(flats, parts, groups, strict=True):
-            torch._foreach_copy_(views, group)
-            flat.div_(divisor)
-            works.append(dist.all_reduce(flat, async_op=True))
-        for work, views, group in zip(works, parts, groups, strict=True):
-            _wait(work)
-            torch._foreach_copy_(group, views)
-
-    return Contender("gloo_buckets", run, data.fill, check=data.check_average)
+def open_mpi() -> Mpi | None:
+    """That of the system."""
+    launcher = shutil.which("mpirun.openmpi")
+    variables = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "MPI4PY_LIBMPI": "libmpi.so.40",
+    }
+    tcp = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,tcp"}
+    return Mpi(Path(launcher), variables, tcp) if launcher else None
 
 
-def blocking(gloo: Gloo, data: Tensors, calls: int) -> list[Contender]:
-    """One blocking sum in place, repeated; both groups."""
-    tensor = data.tensors[0]
-
-    def contender(name: str, group: dist.ProcessGroup | None) -> Contender:
-        return Contender(
-            name,
-            lambda: _discard(dist.all_reduce(tensor, group=group)),
-            data.fill,
-            check=lambda: data.check_repeated_sum(calls),
-        )
-
-    return [contender("gloo", gloo.plain), contender("gloo_multi", gloo.multi)]
-
-
-def submit(gloo: Gloo, data: Tensors) -> Contender:
-    """The asynchronous calls alone."""
-    works: list[dist.Work | None] = []
-    divisor = float(gloo.size)
-
-    def run() -> None:
-        for tensor in data.tensors:
-            works.append(dist.all_reduce(tensor, async_op=True))
-
-    def finish() -> None:
-        for work in works:
-            _wait(work)
-        works.clear()
-        torch._foreach_div_(data.tensors, divisor)
-
-    return Contender("gloo", run, data.fill, finish, data.check_average)
+def intel_mpi() -> Mpi | None:
+    """That which comes with oneCCL."""
+    prefix = place("ONECCL")
+    if prefix is None:
+        return None
+    libraries = str(prefix / "lib")
+    variables = {
+        "LD_LIBRARY_PATH": libraries,
+        "FI_PROVIDER_PATH": libraries,
+        "I_MPI_ROOT": str(prefix),
+        "I_MPI_FABRICS": "shm",
+        "MPI4PY_LIBMPI": str(prefix / "lib" / "libmpi.so.12"),
+    }
+    tcp = {"I_MPI_FABRICS": "ofi", "FI_PROVIDER": "tcp", "I_MPI_COLL_INTRANODE": "pt2pt"}
+    return Mpi(prefix / "bin" / "mpirun", variables, tcp, options=())
 
 
-def _parts(flat: torch.Tensor, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Views of ``flat`` shaped like ``tensors``, one after another."""
-    parts = torch.split_with_sizes(flat, [tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+def all_mpis() -> dict[str, Mpi]:
+    """Those whose own calls can be measured, by key."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return {}
+    found = {"mpich": mpich(), "open_mpi": open_mpi(), "intel_mpi": intel_mpi()}
+    return {name: mpi for name, mpi in found.items() if mpi is not None}
 
 
-def _wait(work: dist.Work | None) -> None:
-    assert work is not None  # None only for ranks outside the group
-    work.wait()
+def mpi_of(program: Path) -> Mpi:
+    """The one that a program or a library was built with."""
+    found = open_mpi() if b"libmpi.so.40" in program.read_bytes() else None
+    return found or mpich()
 
 
-def _discard(_: object) -> None:
-    """Drop the value of an expression."""
+def horovod() -> tuple[Mpi, dict[str, str]] | None:
+    """How ranks of Horovod are started, and what lets them import it."""
+    folder = place("HOROVOD")
+    if folder is None:
+        return None
+    libraries = sorted(folder.glob("horovod/torch/mpi_lib*.so"))
+    variables = {"PYTHONPATH": str(folder), "HOROVOD_CYCLE_TIME": "0.5"}
+    return (mpi_of(libraries[0]) if libraries else mpich()), variables
+
+
+#: What is said of a peer that is not here.
+ABSENT = {
+    "horovod": "Horovod (set AIACC_BENCH_HOROVOD)",
+    "mpich": "MPICH by its own calls (pip install mpi4py)",
+    "open_mpi": "Open MPI by its own calls (pip install mpi4py; apt install openmpi-bin)",
+    "oneccl": "oneCCL and Intel MPI (set AIACC_BENCH_ONECCL)",
+    "ucc": "UCC (set AIACC_BENCH_UCC)",
+}
+
+
+def absent(runs: Sequence[Run]) -> str:
+    """A line on the peers that runs had to do without; empty without any. Pure."""
+    names = [name for name in ABSENT if any(name in run.get("absent", ()) for run in runs)]
+    return f"\n\nPeers absent: {', '.join(ABSENT[name] for name in names)}." if names else ""

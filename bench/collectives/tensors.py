@@ -6,6 +6,8 @@ import torch
 
 from bench.shapes import Shape
 
+#: Integers up to here are bfloat16 numbers.
+BFLOAT16_EXACT = 256
 # A prime period: an error in an offset, of any alignment, shifts the pattern and is noticed.
 _PERIOD = 1021
 

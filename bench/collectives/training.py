@@ -1,17 +1,21 @@
 """A training step whose backward costs next to nothing, so that communication stands alone."""
 
+from __future__ import annotations
+
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.collectives.measure import Contender
-from bench.collectives.peers import Gloo
-from bench.collectives.tensors import Tensors
+from bench.collectives.gloo import Gloo, beside_aiacc
+from bench.collectives.tensors import BFLOAT16_EXACT, Tensors
+from bench.shapes import resnet50
+from bench.turns import Contender, take_turns
 
-Wrap = Callable[["FreeModel"], tuple[torch.nn.Module, torch.optim.Optimizer]]
+Wrapped = tuple[torch.nn.Module, torch.optim.Optimizer]
 
 
 class Ready(torch.autograd.Function):
@@ -67,18 +71,103 @@ class FreeModel(torch.nn.Module):
         return value
 
 
+def rank(task: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """Steps by aiacc's optimizer and by DistributedDataParallel over gloo, in turn."""
+    import aiacc.torch as hvd
+
+    with beside_aiacc(task) as gloo:
+        data = gloo.tensors(resnet50(), BFLOAT16_EXACT if task["compressed"] else 0)
+        average = (gloo.size + 1) / 2
+        contenders = [
+            contender(key, data, functools.partial(_distributed, hvd, key, options), average)
+            for key, options in _ours(hvd, task["compressed"]).items()
+        ]
+        contenders += [
+            contender(key, data, functools.partial(_ddp, task["compressed"], options), average)
+            for key, options in _theirs(gloo, task["bucket_mib"]).items()
+        ]
+        if not task["compressed"]:
+            contenders.append(contender("none", data, _alone, gloo.rank + 1.0))
+        return take_turns(contenders, task["rounds"], gloo.align)
+
+
+def horovod(task: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """Steps by Horovod's optimizer."""
+    import horovod.torch as hvd  # type: ignore[import-not-found,unused-ignore]
+
+    torch.set_num_threads(1)
+    hvd.init()
+    data = Tensors(resnet50(), hvd.rank(), hvd.size())
+    wrap = functools.partial(_distributed, hvd, task["name"], {})
+    step = contender(task["name"], data, wrap, (hvd.size() + 1) / 2)
+    return take_turns([step], task["rounds"], hvd.barrier)
+
+
+def _ours(hvd: Any, compressed: bool) -> dict[str, dict[str, Any]]:
+    """Options of `DistributedOptimizer`, by contender."""
+    if compressed:
+        bf16 = {"compression": hvd.Compression.bf16}
+        return {
+            "aiacc": bf16,
+            "aiacc_view": {**bf16, "gradient_as_bucket_view": True},
+            "aiacc_fp16": {"compression": hvd.Compression.fp16},
+            "aiacc_fp32": {},
+        }
+    return {
+        "aiacc": {},
+        "aiacc_groups": {"groups": 8},
+        "aiacc_view": {"gradient_as_bucket_view": True},
+        "aiacc_zeroed": {},
+        "aiacc_view_zeroed": {"gradient_as_bucket_view": True},
+    }
+
+
+def _theirs(gloo: Gloo, bucket_mib: list[int]) -> dict[str, dict[str, Any]]:
+    """Options of DistributedDataParallel, by contender."""
+    return {
+        f"ddp_{mib}_{contexts}{'_view' if view else ''}": {
+            "bucket_cap_mb": mib,
+            "process_group": group,
+            "gradient_as_bucket_view": view,
+        }
+        for view in (False, True)
+        for mib in bucket_mib
+        for contexts, group in gloo.groups.items()
+    }
+
+
+def _distributed(hvd: Any, key: str, options: dict[str, Any], model: FreeModel) -> Wrapped:
+    named = [(f"{key}.{name}", parameter) for name, parameter in model.named_parameters()]
+    return model, hvd.DistributedOptimizer(_sgd(model), named, **options)
+
+
+def _ddp(compressed: bool, options: dict[str, Any], model: FreeModel) -> Wrapped:
+    module = DistributedDataParallel(model, **options)
+    if compressed:  # to float16: for bfloat16 torch refuses gloo
+        module.register_comm_hook(options["process_group"], fp16_compress_hook)
+    return module, _sgd(model)
+
+
+def _alone(model: FreeModel) -> Wrapped:
+    return model, _sgd(model)
+
+
+def _sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1.0)
+
+
 def contender(
-    name: str, gradients: Tensors, wrap: Wrap, factor: float, set_to_none: bool = True
+    name: str, gradients: Tensors, wrap: Callable[[FreeModel], Wrapped], factor: float
 ) -> Contender:
     """zero_grad, forward, backward and step of plain SGD.
 
     Args:
-        name: Key of ``rows.CONTENDERS``.
+        name: Its key; at its end "zeroed" says that gradients are zeroed and not dropped.
         gradients: What the backward hands over; refilled before each step.
         wrap: Makes the module to call and the optimizer to step.
         factor: The gradient that must be applied, over the pattern of ``gradients``.
-        set_to_none: Argument of zero_grad: whether gradients are dropped or zeroed.
     """
+    set_to_none = not name.endswith("zeroed")
     model = FreeModel(gradients)
     module, optimizer = wrap(model)
     parameters = list(model.parameters())
@@ -103,44 +192,3 @@ def contender(
         gradients.check([parameter.detach() for parameter in parameters], -factor)
 
     return Contender(name, run, prepare, check=check)
-
-
-def plain_sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """SGD without momentum, learning rate 1."""
-    return torch.optim.SGD(model.parameters(), lr=1.0)
-
-
-def without_communication(gradients: Tensors, rank: int) -> Contender:
-    """The same step of one rank alone: the floor for everybody else."""
-    return contender("none", gradients, lambda model: (model, plain_sgd(model)), rank + 1.0)
-
-
-def ddp(gloo: Gloo, gradients: Tensors) -> list[Contender]:
-    """DistributedDataParallel as shipped, over four contexts, and with gradients in its buckets."""
-    average = (gloo.size + 1) / 2
-
-    def plain(model: FreeModel) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        return DistributedDataParallel(model), plain_sgd(model)
-
-    def multi(model: FreeModel) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        return DistributedDataParallel(model, process_group=gloo.multi), plain_sgd(model)
-
-    def view(model: FreeModel) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        return DistributedDataParallel(model, gradient_as_bucket_view=True), plain_sgd(model)
-
-    return [
-        contender("ddp", gradients, plain, average),
-        contender("ddp_multi", gradients, multi, average),
-        contender("ddp_view", gradients, view, average),
-    ]
-
-
-def ddp_fp16(gloo: Gloo, gradients: Tensors) -> Contender:
-    """DistributedDataParallel whose hook sends float16: for bfloat16 torch refuses gloo."""
-
-    def wrap(model: FreeModel) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        module = DistributedDataParallel(model)
-        module.register_comm_hook(None, fp16_compress_hook)
-        return module, plain_sgd(model)
-
-    return contender("ddp_fp16", gradients, wrap, (gloo.size + 1) / 2)

@@ -103,11 +103,7 @@ int main(int argc, char** argv) {
   }
   int status = 0;
   waitpid(child, &status, 0);
-  std::sort(samples.begin(), samples.end());
-  std::printf("{\"median_us\": %.4f, \"p95_us\": %.4f, \"tensors\": %d, \"samples_us\": [",
-              samples[samples.size() / 2],
-              samples[samples.size() * 95 / 100],
-              tensors);
+  std::printf("{\"samples_us\": [");
   for (std::size_t i = 0; i < samples.size(); ++i) {
     std::printf("%s%.4f", i == 0 ? "" : ", ", samples[i]);
   }

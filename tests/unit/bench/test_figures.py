@@ -6,9 +6,8 @@ from aiacc.planning import models, planners
 from aiacc.planning.network import network_of
 from aiacc.planning.problem import Problem
 from bench import negotiation, record
-from bench.collectives import measure, rows
 from bench.data import __main__ as data
-from bench.network import allreduce, cells
+from bench.network import cells
 from bench.network.planning import row as planned
 from bench.network.workloads import names, workload
 from bench.row import row_of
@@ -37,38 +36,6 @@ def test_resnet50_is_the_same_everywhere_and_gradients_come_last_layer_first():
         times = workload(name).backward_s
         assert times == sorted(times, reverse=True)
         assert times[0] == pytest.approx(2 * workload(name).forward_s)
-
-
-def test_a_sample_lasts_from_the_last_arrival_to_the_last_departure():
-    early = measure.Record(starts=[0, 10_000_000], ends=[5_000_000, 12_000_000])
-    late = measure.Record(starts=[3_000_000, 10_500_000], ends=[4_000_000, 13_000_000])
-    assert measure.samples(rows.row_of("resnet50"), [early, late]) == [2.0, 2.5]
-    ranks = [{"starts": one.starts, "ends": one.ends} for one in (early, late)]
-    assert allreduce.seconds_of(ranks) == [2_000_000, 2_500_000]
-    with pytest.raises(ValueError, match="shorter"):
-        measure.samples(rows.row_of("resnet50"), [early, measure.Record()])
-    # That of a caller is its own, and per operation.
-    ranks = [measure.Record(starts=[0], ends=[end]) for end in (800_000, 400_000)]
-    assert measure.samples(rows.row_of("submit"), ranks) == [2.0, 1.0]
-    assert measure.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert measure.percentile([0.0, 10.0], 0.95) == pytest.approx(9.5)
-
-
-def test_contenders_take_turns_and_the_warm_up_is_dropped():
-    seen = []
-
-    def contender(name):
-        def note(what):
-            return lambda: seen.append(what)
-
-        return measure.Contender(name, run=note(name), finish=note("end"), check=note("check"))
-
-    both = [contender("a"), contender("b")]
-    records = measure.interleave(
-        rows.row_of("resnet50"), both, 1, lambda: seen.append("go"), warmup=1
-    )
-    assert seen == [entry for name in "abba" for entry in ("go", name, "end", "check")]
-    assert [len(record.starts) for record in records.values()] == [1, 1]
 
 
 def test_an_epoch_lasts_from_the_first_begin_to_the_last_end():

@@ -1,0 +1,114 @@
+"""Collectives of gradients and of single tensors: aiacc against gloo, and Horovod if it is here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from bench import job, turns
+from bench.collectives import peers
+from bench.record import Run
+from bench.tables import contest
+
+_WORKS = {
+    "gradients": "161 gradients of ResNet-50, 97.5 MiB, averaged",
+    "small": "400 tensors of 1 KB, averaged one by one",
+    "grouped": "100 tensors of 64 KB as one group, averaged",
+    "alltoall": "all-to-all, 4 MB on every rank",
+    "reducescatter": "reduce-scatter, 4 MB on every rank",
+    "process_set": "all-reduce of 4 MB in a process set of two",
+}
+_RANKS = {"process_set": 3}
+LAUNCHERS = "gradients:launchers"
+#: A work, how ranks talk, and more ranks than two if there are.
+CELLS = (
+    *(f"{work}:{way}" for work in _WORKS for way in peers.WHERE),
+    LAUNCHERS,
+    *(f"{work}:shm:{ranks}" for ranks in (4, 8) for work in ("gradients", "small")),
+)
+OURS = ("aiacc",)
+#: MiB that Horovod puts together.
+_FUSED = (1, 2)
+TITLES = {
+    "aiacc": "aiacc",
+    "aiacc_torchrun": "aiacc, by torchrun",
+    "aiacc_mpirun": "aiacc, by mpirun",
+    "gloo_each_1": "torch gloo, one by one",
+    "gloo_each_4": "torch gloo, one by one, 4 contexts",
+    "gloo_coalesced_1": "torch gloo, coalesced call",
+    "gloo_coalesced_4": "torch gloo, coalesced call, 4 contexts",
+    "gloo_flat_1": "torch gloo, copied into one tensor by hand",
+    "gloo_flat_4": "torch gloo, copied into one tensor by hand, 4 contexts",
+    "gloo_buckets_1": "torch gloo, 25 MiB buckets by hand",
+    "gloo_buckets_4": "torch gloo, 25 MiB buckets by hand, 4 contexts",
+    **{f"horovod_{mib}": f"Horovod, fusion of {mib} MiB" for mib in _FUSED},
+}
+PEERS = tuple(key for key in TITLES if not key.startswith("aiacc"))
+_JOBS = 3
+
+
+def measure(cell: str, rounds: int | None) -> dict[str, Any]:
+    """Jobs of all contenders, in turn."""
+    work, way, ranks = parts(cell)
+    task = {"work": work, "ranks": ranks, "rounds": rounds or (10 if ranks < 4 else 5)}
+    start = partial(job.run, "bench.collectives.work:calls", ranks=ranks)
+    absent: list[str] = []
+    if cell == LAUNCHERS:
+        task |= {"alone": True}
+        starts = [
+            partial(start, task | {"name": name}, launcher=launcher)
+            for name, launcher in (
+                ("aiacc", "aiaccrun"),
+                ("aiacc_torchrun", "torchrun"),
+                ("aiacc_mpirun", "mpirun"),
+            )
+        ]
+    else:
+        starts = [partial(start, task, variables={"AIACC_ENGINE": peers.ENGINES[way]})]
+        if work == "gradients" and ranks == 2:
+            theirs = of_horovod("bench.collectives.work:horovod", task, way)
+            starts += theirs
+            absent += [] if theirs else ["horovod"]
+    found = turns.gathered(turns.alternate(starts, _JOBS))
+    return {"title": title_of(cell), "unit": "s", "absent": absent, **found}
+
+
+def of_horovod(work: str, task: Mapping[str, Any], way: str) -> list[partial[list[Any]]]:
+    """Starts of Horovod's jobs, one for each size of fusion; none if it is not here."""
+    found = peers.horovod()
+    if found is None:
+        return []
+    mpi, variables = found
+    return [
+        partial(
+            job.run,
+            work,
+            {**task, "name": f"horovod_{mib}"},
+            ranks=task["ranks"],
+            launcher=mpi.launcher,
+            options=mpi.options,
+            variables=mpi.environment(way)
+            | variables
+            | {"HOROVOD_FUSION_THRESHOLD": str(mib << 20)},
+        )
+        for mib in _FUSED
+    ]
+
+
+def parts(cell: str) -> tuple[str, str, int]:
+    """What is done in a cell, how ranks talk, and how many there are."""
+    work, way, *more = cell.split(":")
+    return work, way, int(more[0]) if more else _RANKS.get(work, 2)
+
+
+def title_of(cell: str) -> str:
+    """A cell in words."""
+    work, way, ranks = parts(cell)
+    more = f", {ranks} ranks" if ranks != 2 else ""
+    return f"{_WORKS[work]}; {peers.WHERE.get(way, 'shared memory')}{more}"
+
+
+def tables(runs: Sequence[Run]) -> str:
+    """All contenders of each cell."""
+    return contest(runs, TITLES, PEERS, OURS) + peers.absent(runs)

@@ -1,0 +1,77 @@
+"""A training step whose backward pass is free: aiacc's optimizer, DDP over gloo, and Horovod."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from bench import job, turns
+from bench.collectives import peers
+from bench.collectives.calls import of_horovod
+from bench.record import Run
+from bench.tables import contest, fastest
+
+_WORKS = {
+    "float32": "training step, ResNet-50's shapes, free backward",
+    "16bit": "the same step, gradients as 16 bits on their way (DDP: fp16_compress_hook)",
+}
+CELLS = ("float32:shm", "float32:tcp", "16bit:tcp", "float32:shm:4", "float32:shm:8")
+_BUCKET_MIB = (5, 10, 25, 50)
+OURS = ("aiacc", "aiacc_groups", "aiacc_view", "aiacc_fp16")
+TITLES = {
+    "aiacc": "aiacc",
+    "aiacc_groups": "aiacc, 8 groups",
+    "aiacc_view": "aiacc, gradient_as_bucket_view",
+    "aiacc_fp16": "aiacc, float16",
+    "aiacc_fp32": "aiacc, float32",
+    "aiacc_zeroed": "aiacc, zero_grad(set_to_none=False)",
+    "aiacc_view_zeroed": "aiacc, gradient_as_bucket_view, zero_grad(set_to_none=False)",
+    **{
+        f"ddp_{mib}_{contexts}{view and '_view'}": f"DDP/gloo, buckets of {mib} MiB"
+        f"{', 4 contexts' if contexts == 4 else ''}{view and f', {view}'}"
+        for view in ("", "gradient_as_bucket_view")
+        for mib in _BUCKET_MIB
+        for contexts in (1, 4)
+    },
+    "horovod_1": "Horovod, fusion of 1 MiB",
+    "horovod_2": "Horovod, fusion of 2 MiB",
+    "none": "no communication",
+}
+PEERS = tuple(key for key in TITLES if key.startswith(("ddp", "horovod")))
+_AS_SHIPPED = "ddp_25_1"
+_JOBS = 3
+
+
+def measure(cell: str, rounds: int | None) -> dict[str, Any]:
+    """Jobs of aiacc beside gloo, and of Horovod, in turn."""
+    work, way, *more = cell.split(":")
+    ranks = int(more[0]) if more else 2
+    task = {
+        "compressed": work == "16bit",
+        # More ranks have no memory for more models.
+        "bucket_mib": _BUCKET_MIB if ranks == 2 else [25],
+        "ranks": ranks,
+        "rounds": rounds or (10 if ranks == 2 else 5),
+    }
+    variables = {"AIACC_ENGINE": peers.ENGINES[way]}
+    ours = partial(
+        job.run, "bench.collectives.training:rank", task, ranks=ranks, variables=variables
+    )
+    alike = work == "float32" and ranks == 2
+    theirs = of_horovod("bench.collectives.training:horovod", task, way) if alike else []
+    found = turns.gathered(turns.alternate([ours, *theirs], _JOBS))
+    title = f"{_WORKS[work]}; {peers.WHERE[way]}{f', {ranks} ranks' if more else ''}"
+    absent = ["horovod"] if alike and not theirs else []
+    return {"title": title, "unit": "s", "absent": absent, **found}
+
+
+def tables(runs: Sequence[Run]) -> str:
+    """Ours; of DDP's settings those as shipped, and the fastest of each cell."""
+    shown = {_AS_SHIPPED, *(fastest(run, PEERS) for run in runs)}
+    titles = {
+        key: title
+        for key, title in TITLES.items()
+        if key in shown or not key.startswith(("ddp", "horovod"))
+    }
+    return contest(runs, titles, PEERS, OURS) + peers.absent(runs)
