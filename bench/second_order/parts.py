@@ -39,13 +39,6 @@ CELLS = (
     *(f"{way}:{dim}" for dim in PACKED for way in ("pack", "unpack")),
     *(f"invert:{dim}" for dim in INVERTED),
 )
-TITLES = {
-    "ours": "ours",
-    "usual": "usual",
-    "copy": "copy of the matrix",
-    "single": "one by one",
-    "eigenvectors": "eigenvectors",
-}
 DAMPING, TOLERANCE = 1e-3, 1e-3
 
 Calls = dict[str, Callable[[], Any]]
@@ -66,7 +59,7 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
         title, calls = _inverses(int(what))
     else:
         title, calls = f"{kind}, {what}", _packing(kind, int(what))
-    same = {"ours", "usual", "single"} & calls.keys() if kind != "pack" else set()
+    same = {"ours", "usual", "one by one"} & calls.keys() if kind != "pack" else set()
     first = {name: calls[name]() for name in same}
     for name, other in first.items():
         apart = float((other - first["ours"]).abs().max() / first["ours"].abs().max())
@@ -135,7 +128,7 @@ def _packing(way: str, dim: int) -> Calls:
         return other
 
     copied = torch.empty(dim, dim)
-    calls: Calls = {"copy": lambda: copied.copy_(matrix)}
+    calls: Calls = {"copy of the matrix": lambda: copied.copy_(matrix)}
     if way == "unpack":
         return {"ours": unpacked, "usual": unpacked_by_indices, **calls}
     packed: Calls = {"ours": lambda: pack([matrix], flat), "usual": lambda: matrix[at[0], at[1]]}
@@ -155,7 +148,7 @@ def _inverses(dim: int) -> tuple[str, Calls]:
     return f"inverses, {count} x {dim}", {
         "ours": lambda: _known(invert(factors, dampings)),
         "usual": lambda: torch.linalg.inv(stack + eye),
-        "single": lambda: _known(one_by_one()),
+        "one by one": lambda: _known(one_by_one()),
         "eigenvectors": lambda: decompose(factors),
     }
 
@@ -172,7 +165,7 @@ def tables(runs: Sequence[Run]) -> str:
     lines = []
     for run in runs:
         more = [
-            f"{TITLES[name]}: {spread(run, name)}"
+            f"{name}: {spread(run, name)}"
             for name in run["samples"]
             if name not in ("ours", "usual")
         ]

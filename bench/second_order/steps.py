@@ -24,18 +24,10 @@ FREQUENCIES = {"without": None, "every 1": 1, "every 10": 10, "every 100": 100}
 
 def wide_network() -> nn.Module:
     """Convolutions of 64 and 128 channels, as the first half of a ResNet has them."""
-    return nn.Sequential(
-        nn.Conv2d(1, 64, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(64, 64, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(64, 128, 3, padding=1, stride=2),
-        nn.ReLU(),
-        nn.Conv2d(128, 128, 3, padding=1),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(2048, 10),
-    )
+    layers: list[nn.Module] = []
+    for channels, features, stride in ((1, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1)):
+        layers += [nn.Conv2d(channels, features, 3, stride, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048, 10))
 
 
 _CELLS = {

@@ -20,16 +20,8 @@ WIDTHS = (64, 256, 128, 64, 16, 64, 128, 256, 64)
 class Workload:
     """A training that ends when a target is reached, or after so many steps.
 
-    Attributes:
-        title: As in tables.
-        model: With new parameters.
-        loss: Of outputs and targets.
-        batch: Examples of a step, drawn with replacement.
-        learned: Inputs and targets to learn from.
-        measure: What falls to the target, of a model; every 10 steps.
-        target: To be reached in `twice` measurements in a row.
-        twice: Number of them.
-        steps: At most.
+    ``measure`` says of a model what is to fall to ``target``, in ``twice`` measurements in a row.
+    Examples of a step, ``batch`` of them, are drawn with replacement from ``learned``.
     """
 
     title: str

@@ -7,7 +7,7 @@ quantities are calibrated.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from aiacc.kfac import published
@@ -25,21 +25,21 @@ from aiacc.kfac.methods import (
     sgd_s,
 )
 from aiacc.kfac.placement import by_dimension, in_turn, place
-from aiacc.kfac.stage import Stage, StageCosts, stage
+from aiacc.kfac.stage import StageCosts, stage
 from aiacc.kfac.step import HOROVOD, INTERLEAVED, PER_TENSOR, Costs
-from bench.plots import OURS, PEERS, panels
 from bench.record import Run
 from bench.tables import table
 
 CONSTANTS = "constants"
 CELLS = (*published.MEASURED, CONSTANTS)
 _TOTALS = (D_KFAC, MPD_KFAC, SPD_KFAC)
-#: In the order of the paper: without and with the pipeline, without and with the placement.
-_ABLATION = {
-    "neither": D_KFAC,
-    "pipeline": PIPELINE_ALONE,
-    "placement": PLACEMENT_ALONE,
-    "both": SPD_KFAC,
+#: Those, and SPD-KFAC without one of its parts.
+_STEPS = {
+    D_KFAC.title: D_KFAC,
+    "pipeline alone": PIPELINE_ALONE,
+    "placement alone": PLACEMENT_ALONE,
+    MPD_KFAC.title: MPD_KFAC,
+    SPD_KFAC.title: SPD_KFAC,
 }
 #: Ways in which factors travel, and the field that has what was published.
 _FUSIONS = {
@@ -61,9 +61,15 @@ _TABLES = {
     "totals": "**Steps**, seconds, simulated / published (error):",
     "factors": "**Factors on their way**, seconds by which sending them makes the step longer:",
     "stages": "**Inverses**, seconds of the stage in which factors are inverted and inverses sent:",
-    "ablation": "**Ablation of SPD-KFAC**, seconds of a step:",
     "ours": "**Ours without some of its parts**, simulated seconds of a step:",
 }
+
+_CALIBRATED = (
+    "**Calibrated**: an inversion takes {c0:.3g} + {c2:.3g} d² + {c3:.3g} d³ seconds, fitted to "
+    "the four times in which one GPU inverts all factors of a model; {overlap:g} of the "
+    "computation hides communication, fitted to the four exposed times of factors in buckets of "
+    "64 MiB."
+)
 
 #: What a table has in a cell: what was simulated, and what was published, if it was.
 Value = float | int | list[float]
@@ -73,34 +79,27 @@ def measure(cell: str, _: int | None) -> dict[str, Any]:
     """Simulate one model on the published cluster, or what other constants would give."""
     about = {"unit": "s", "samples": {}}
     if cell == CONSTANTS:
-        return {**about, "title": "constants", "calibrated": _calibrated(), "errors": _errors()}
+        calibrated = {**dataclasses.asdict(published.inversion()), "overlap": published.OVERLAP}
+        return {**about, "title": "constants", "calibrated": calibrated, "errors": _errors()}
     model, costs = published.model(cell), published.costs()
-    return {**about, "title": model.title, "tables": _tables(cell, costs), "parts": _parts(cell)}
+    return {**about, "title": model.title, "tables": _tables(cell, costs)}
 
 
 def _tables(name: str, costs: Costs) -> dict[str, dict[str, Value]]:
     measured, model = published.MEASURED[name], published.model(name)
     extra_s = published.unexplained_s(name)
-    totals = _totals(name, _TOTALS, costs)
+    alone_s = measured.pipeline_alone_s, measured.placement_alone_s
+    known = measured.totals_s[0], *alone_s, *measured.totals_s[1:]
+    totals = dict(zip(_STEPS, _totals(name, tuple(_STEPS.values()), costs), strict=True))
     less = {
         title: ours(model, costs, **parts).step.seconds + extra_s for title, parts in _LESS.items()
     }
-    both = (measured.totals_s[0], measured.pipeline_alone_s)
-    ablation = zip(
-        _ABLATION,
-        _totals(name, tuple(_ABLATION.values()), costs),
-        (*both, measured.placement_alone_s, measured.totals_s[2]),
-        strict=True,
-    )
     return {
         "totals": {
-            **{
-                method.title: [total, known]
-                for method, total, known in zip(_TOTALS, totals, measured.totals_s, strict=True)
-            },
+            **{title: [totals[title], one] for title, one in zip(_STEPS, known, strict=True)},
             "ours": less["all"],
-            "ours / D-KFAC": less["all"] / totals[0],
-            "ours / SPD-KFAC": less["all"] / totals[2],
+            "ours / D-KFAC": less["all"] / totals[D_KFAC.title],
+            "ours / SPD-KFAC": less["all"] / totals[SPD_KFAC.title],
             "not explained": extra_s,
         },
         "factors": {
@@ -108,8 +107,7 @@ def _tables(name: str, costs: Costs) -> dict[str, dict[str, Value]]:
             for title, (way, at) in _FUSIONS.items()
         },
         "stages": _stages(name, costs),
-        "ablation": {title: [total, known] for title, total, known in ablation},
-        "ours": {**less, SPD_KFAC.title: totals[2]},
+        "ours": less,
     }
 
 
@@ -121,9 +119,14 @@ def _totals(name: str, methods: Sequence[Method], costs: Costs) -> list[float]:
 
 def _stages(name: str, costs: Costs) -> dict[str, Value]:
     measured, dims = published.MEASURED[name], published.model(name).dims
-    known = (measured.inversion_s, sum(measured.in_turn_s), sum(measured.placed_s))
-    took = zip(_published_stages(name, costs).items(), known, strict=True)
-    found: dict[str, Value] = {title: [one.finish_s, seconds] for (title, one), seconds in took}
+    found: dict[str, Value] = {}
+    behind = StageCosts(costs.inversion, costs.single, overlap=0.0)
+    for title, owners, known_s in (
+        ("everybody", (None,) * len(dims), measured.inversion_s),
+        ("in turn", in_turn(dims, costs.ranks), sum(measured.in_turn_s)),
+        ("by dimension", by_dimension(dims, costs.ranks), sum(measured.placed_s)),
+    ):
+        found[title] = [stage(dims, owners, costs.ranks, behind).finish_s, known_s]
     for title, way in (
         ("one by one", StageCosts(costs.inversion, costs.single, overlap=costs.overlap)),
         ("gathered", StageCosts(costs.inversion, costs.fused, True, costs.overlap)),
@@ -132,59 +135,6 @@ def _stages(name: str, costs: Costs) -> dict[str, Value]:
         found[f"ours, {title}"] = stage(dims, placed.owners, costs.ranks, way).finish_s
         found[f"owned, {title}"] = sum(owner is not None for owner in placed.owners)
     return {**found, "bound of the last": placed.bound_s}
-
-
-def _published_stages(name: str, costs: Costs) -> dict[str, Stage]:
-    """By where inverses are computed, in the order of the methods."""
-    dims, behind = (
-        published.model(name).dims,
-        StageCosts(costs.inversion, costs.single, overlap=0.0),
-    )
-    owners = {
-        "everybody": (None,) * len(dims),
-        "in turn": in_turn(dims, costs.ranks),
-        "by dimension": by_dimension(dims, costs.ranks),
-    }
-    return {title: stage(dims, who, costs.ranks, behind) for title, who in owners.items()}
-
-
-def _parts(name: str) -> dict[str, dict[str, float]]:
-    """Seconds of the parts of a step, one behind the other."""
-    measured, model, costs = published.MEASURED[name], published.model(name), published.costs()
-    before = {"passes and gradients": measured.sgd_s, "building factors": measured.factor_s}
-    bulk, rule = (exposed_factors_s(way, model, costs) for way in (D_KFAC, PIPELINE_ALONE))
-    found = {}
-    stages = _published_stages(name, costs).values()
-    for method, sending, took in zip(_TOTALS, (bulk, bulk, rule), stages, strict=True):
-        found[method.title] = {
-            **before,
-            "sending factors": sending,
-            "inverting": took.compute_s,
-            "sending inverses": took.finish_s - took.compute_s,
-        }
-    best = ours(model, costs).step
-    sent = best.exposed_s + best.compute_s - sum(before.values()) + published.unexplained_s(name)
-    found["ours"] = {
-        **before,
-        "sending factors": sent,
-        "inverting": best.stage.compute_s,
-        "sending inverses": best.stage.finish_s - best.stage.compute_s,
-    }
-    return found
-
-
-def _calibrated() -> dict[str, list[str]]:
-    polynomial = dataclasses.asdict(published.inversion())
-    return {
-        "seconds of an inversion, c0 + c2 d² + c3 d³": [
-            ", ".join(f"{name} = {value:.3g}" for name, value in polynomial.items()),
-            "the four times in which one GPU inverts all factors of a model",
-        ],
-        "share of the computation that hides communication": [
-            f"{published.OVERLAP:g}",
-            "the four exposed times of factors in buckets of 64 MiB",
-        ],
-    }
 
 
 def _errors() -> dict[str, dict[str, float]]:
@@ -219,8 +169,7 @@ def tables(runs: Sequence[Run]) -> str:
         found += [caption, table(["model", *models[0]["tables"][name]], lines)]
     for one in runs:
         if one["cell"] == CONSTANTS:
-            calibrated = [[name, *both] for name, both in one["calibrated"].items()]
-            found += ["**Calibrated**:", table(["quantity", "value", "fitted to"], calibrated)]
+            found.append(_CALIBRATED.format(**one["calibrated"]))
             lines = [
                 [name, *(f"{error:+.1%}" for error in errors.values())]
                 for name, errors in one["errors"].items()
@@ -239,29 +188,3 @@ def _text(value: Value) -> str:
     simulated, *known = value if isinstance(value, list) else [value]
     beside = [f" / {one:.3f} ({simulated / one - 1:+.1%})" for one in known]
     return f"{simulated:.3f}{''.join(beside)}"
-
-
-def plot(runs: Sequence[Run]) -> Any:
-    """A panel for each model: the parts of a step, and what was published of the whole."""
-    models = [one for one in runs if one["cell"] != CONSTANTS]
-    figure, axes = panels(len(models), columns=2, height=2.4)
-    for axis, one in zip(axes, models, strict=True):
-        _draw(axis, one["parts"], one["tables"]["totals"])
-        axis.set_title(f"{one['title']}, 64 GPUs (simulated)", fontsize=8)
-    axes[0].legend(fontsize=6, loc="center right")
-    return figure
-
-
-def _draw(axis: Any, parts: Mapping[str, Mapping[str, float]], totals: Mapping[str, Value]) -> None:
-    before = [0.0] * len(parts)
-    colors = [OURS if title == "ours" else PEERS for title in parts]
-    for number, part in enumerate(parts["ours"]):
-        values, alpha = [one[part] for one in parts.values()], 1 - 0.19 * number
-        axis.barh(range(len(parts)), values, left=before, color=colors, alpha=alpha, label=part)
-        before = [start + value for start, value in zip(before, values, strict=True)]
-    known = [value[1] for value in totals.values() if isinstance(value, list)]
-    axis.plot(known, range(len(known)), "k|", markersize=14, label="published total")
-    axis.set_yticks(range(len(parts)), list(parts), size=7)
-    axis.invert_yaxis()
-    axis.set_xlim(right=1.7 * max(before))
-    axis.set_xlabel("seconds of a step, all factors and inverses in it")

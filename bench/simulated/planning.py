@@ -52,8 +52,6 @@ _MEASURED = {"per_tensor": 6.06, "single": 5.29, "mgwfbp_paper": 7.37}
 _NEARBY = 0.95
 #: One threshold for all buckets, as DeAR has: its default, and those that its tuner may choose.
 _DEAR_MIB, _DEAR_TUNED_MIB = 25, range(1, 257)
-#: Plans that take longer, by how much over `optimal`, are left out of the picture.
-_SHOWN = 2.5
 
 
 def measure(cell: str, _: int | None) -> dict[str, Any]:
@@ -171,35 +169,19 @@ def _speed_ups(found: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def plot(runs: Sequence[Run]) -> Any:
-    """Efficiency over the number of ranks, a panel for each link; steps over that of optimal."""
-    steps, links, _ = _kinds(runs)
-    figure, axes = panels(len(links) + 1, columns=2, height=3.6)
-    for axis, run in zip(axes, links, strict=False):
+    """Efficiency over the number of ranks, a panel for each link; ours and peers by colour."""
+    _, links, _ = _kinds(runs)
+    figure, axes = panels(len(links), height=3.6)
+    for axis, run in zip(axes, links, strict=True):
         places = range(len(run["efficiency"]))
         for name in _SCALED:
             values = [100 * found[name] for found in run["efficiency"].values()]
-            axis.plot(places, values, label=name, **_style(name))
+            color, marker = PEERS if name in _PEERS else OURS, "os^DvX"[_SCALED.index(name)]
+            axis.plot(places, values, label=name, color=color, marker=marker)
         axis.set_xticks(places, list(run["efficiency"]), size=7)
         axis.set_ylim(0, 105)
         axis.set_xlabel("ranks")
         axis.set_ylabel("scaling efficiency, % (simulated)")
         axis.set_title(f"ResNet-50, ring, {run['title']}", fontsize=8)
         axis.legend(fontsize=7)
-    for name in _PLANNERS:
-        over = [run["step_s"][name] / run["step_s"]["optimal"] for run in steps]
-        shown = [(value, at) for at, value in enumerate(over) if value <= _SHOWN]
-        style = {**_style(name), "linestyle": ""}
-        axes[-1].plot(*zip(*shown, strict=True), label=name, alpha=0.8, **style)
-    names = [f"{run['title']}, {run['network']}" for run in steps]
-    axes[-1].set_yticks(range(len(names)), names, size=7)
-    axes[-1].invert_yaxis()
-    axes[-1].set_xlabel(f"step over that of optimal, up to {_SHOWN:g} (simulated)")
-    axes[-1].set_title("Steps on published networks", fontsize=8)
-    axes[-1].legend(fontsize=6)
     return figure
-
-
-def _style(name: str) -> dict[str, str]:
-    """Ours and peers by colour, and which of them by marker."""
-    color = PEERS if name in _PEERS else OURS
-    return {"color": color, "marker": "os^Dv<>PX"[_PLANNERS.index(name)]}

@@ -23,14 +23,12 @@ class Contender:
         codec: As text.
         keeps: What becomes of what the codec loses.
         warms_up: Whether the first steps are dense, and the next less sparse.
-        nesterov: Whether SGD has Nesterov's momentum, of what does not travel with momentum.
     """
 
     title: str
     codec: str
     keeps: Feedback
     warms_up: bool = False
-    nesterov: bool = True
 
     @property
     def momentum(self) -> float:
@@ -56,23 +54,13 @@ _UNMASKED_TITLE = "MSTopK 1 %, Nesterov's without masking"
 
 CONTENDERS = {
     "dense": Contender("float32", "none", _NOTHING),
-    "dense_plain": Contender("float32, not Nesterov's", "none", _NOTHING, nesterov=False),
     "bf16": Contender("bf16", "bf16", _NOTHING),
     "int8": Contender("int8", "int8", _NOTHING),
     "int4": Contender("int4, feedback", "int4", _REST),
     "int4_alone": Contender("int4, no feedback", "int4", _NOTHING),
     "mstopk": Contender("MSTopK 1 %, feedback", _SPARSE, _REST),
     "mstopk_warm": Contender("MSTopK 1 %, feedback, warm-up", _SPARSE, _REST, warms_up=True),
-    "mstopk_plain": Contender(
-        "MSTopK 1 %, feedback, not Nesterov's", _SPARSE, _REST, nesterov=False
-    ),
     "mstopk_momentum": Contender("MSTopK 1 %, momentum", _SPARSE, _MASKED),
-    "mstopk_momentum_warm": Contender(
-        "MSTopK 1 %, momentum, warm-up", _SPARSE, _MASKED, warms_up=True
-    ),
-    "mstopk_momentum_unmasked": Contender(
-        "MSTopK 1 %, momentum without masking", _SPARSE, _UNMASKED
-    ),
     "mstopk_nesterov_unmasked": Contender(_UNMASKED_TITLE, _SPARSE, _NESTEROV),
     "mstopk_nesterov_unmasked_warm": Contender(
         f"{_UNMASKED_TITLE}, warm-up", _SPARSE, _NESTEROV, warms_up=True

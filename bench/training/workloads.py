@@ -57,7 +57,7 @@ def digits(seed: int, steps: int, contender: Contender) -> Training:
     torch.manual_seed(seed)
     model = example.Net()
     peak = _DIGITS_LR * math.sqrt(_IMAGES * hvd.size() / 32)
-    own = {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": contender.nesterov}
+    own = {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
     sent = {"momentum": 0.0, "weight_decay": own["weight_decay"] / (1 - sent_momentum)}
     groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
     if sent_momentum:

@@ -188,24 +188,16 @@ def test_efficiencies_equal_an_independent_computation():
 
 def test_the_file_has_what_the_simulator_of_kfac_says():
     runs = {run["cell"]: run for run in record.read(row_of("simulated.kfac").result)}
-    assert _flat(kfac.measure("resnet50", None)) == pytest.approx(
-        {
-            at: value
-            for at, value in _flat(runs["resnet50"]).items()
-            if "/tables" in at or "/parts" in at
-        },
-        rel=1e-9,
-    )
+    found = kfac.measure("resnet50", None)["tables"]
+    assert _flat(found) == pytest.approx(_flat(runs["resnet50"]["tables"]), rel=1e-9)
     constants = runs.pop(kfac.CONSTANTS)
     assert max(map(abs, constants["errors"]["as calibrated"].values())) < 0.1
     for run in runs.values():
-        pairs = [value for name in ("totals", "ablation") for value in run["tables"][name].values()]
-        pairs = [value for value in pairs if isinstance(value, list)]
-        assert len(pairs) == 7
+        pairs = [one for one in run["tables"]["totals"].values() if isinstance(one, list)]
+        assert len(pairs) == 5
         for simulated, known in pairs:
             assert simulated == pytest.approx(known, rel=0.1)
-        totals = [value[0] for value in run["tables"]["totals"].values() if isinstance(value, list)]
-        assert run["tables"]["ours"]["all"] < min(totals)
+        assert run["tables"]["ours"]["all"] < min(simulated for simulated, _ in pairs)
 
 
 def _flat(fields, at=""):
