@@ -145,7 +145,7 @@ tidy: $(STAMPS)/tidy build  ## clang-tidy over what has changed since main (TIDY
 .PHONY: bench
 bench: gtest build  ## measure all rows, keep results and tables (ROWS="collectives step": some)
 	$(BIN)/cmake --preset dev -DAIACC_TESTS=ON $(CMAKE_FLAGS) >build/dev.log
-	$(BIN)/cmake --build --preset dev --target submit_bench negotiation_bench codes_bench
+	$(BIN)/cmake --build --preset dev --target negotiation_bench codes_bench
 	$(BIN)/python -m bench $(or $(ROWS),all) --write
 
 .PHONY: wheel

@@ -330,14 +330,6 @@ ROWS: tuple[Row, ...] = (
         minutes=10,
     ),
     Row(
-        "submit",
-        "what submitting costs the caller, against gloo",
-        "bench.collectives.submit",
-        _BENCHMARKS,
-        paths=("csrc", "aiacc/collectives", "aiacc/torch/ops", "bench/micro/submit_bench.cc"),
-        needs=("build/dev", "quiet"),
-    ),
-    Row(
         "idle",
         "CPU time of ranks without work, against gloo",
         "bench.collectives.idle",

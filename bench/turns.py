@@ -13,6 +13,8 @@ Thing = TypeVar("Thing")
 #: What one rank saw of a contender: when its timed calls began and ended, and the CPU time of the
 #: process per call. Seconds of CLOCK_MONOTONIC, which all processes of one machine share.
 Spans = Mapping[str, Sequence[float]]
+#: Makes samples of the spans of a contender, by rank.
+Clock = Callable[[Sequence[Spans]], list[float]]
 
 
 def nothing() -> None:
@@ -125,13 +127,13 @@ def of_callers(ranks: Sequence[Spans]) -> list[float]:
 
 def gathered(
     jobs: Sequence[Sequence[Mapping[str, Spans]]],
-    measure: Callable[[Sequence[Spans]], list[float]] = seconds,
+    clock: Clock = seconds,
 ) -> dict[str, Any]:
     """The fields "samples" and "cpu" of a run, from what all ranks of each job return.
 
     Args:
         jobs: For each job what `take_turns` has returned, by rank.
-        measure: Makes samples of the spans of a contender, by rank.
+        clock: Makes samples of the spans of a contender, by rank.
 
     Returns:
         "samples", and as "cpu" the mean CPU time of a call on all ranks together, by contender and
@@ -142,7 +144,7 @@ def gathered(
         for name in ranks[0]:
             by_name.setdefault(name, []).append([rank[name] for rank in ranks])
     return {
-        "samples": {name: [measure(ranks) for ranks in parts] for name, parts in by_name.items()},
+        "samples": {name: [clock(ranks) for ranks in parts] for name, parts in by_name.items()},
         "cpu": {
             name: [round(sum(fmean(rank["cpu"]) for rank in ranks), 9) for ranks in parts]
             for name, parts in by_name.items()

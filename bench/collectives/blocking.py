@@ -61,34 +61,24 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
 
 def _others(task: dict[str, Any], way: str, folder: Path) -> dict[str, Callable[[], list[Any]]]:
     """Starts of the jobs of those that are here."""
-
-    def start(work: str, mpi: peers.Mpi, more: dict[str, Any]) -> partial[list[Any]]:
-        return partial(
-            job.run,
-            f"{_RANKS}{work}",
-            task | more,
-            ranks=task["ranks"],
-            launcher=mpi.launcher,
-            options=mpi.options,
-            variables=mpi.environment(way) | more.get("variables", {}),
-        )
-
-    found: dict[str, Callable[[], list[Any]]] = {
-        name: start("mpi", mpi, {"name": name}) for name, mpi in peers.all_mpis().items()
+    found = {
+        name: peers.start(mpi, way, f"{_RANKS}mpi", {**task, "name": name}, {})
+        for name, mpi in peers.all_mpis().items()
     }
     prefix, intel = peers.place("ONECCL"), peers.intel_mpi()
     if prefix is not None and intel is not None:
         # Its worker waits for a core that the rank itself has.
         variables = {"CCL_YIELD": "sched_yield", "CCL_LOG_LEVEL": "error"}
         library = str(_compiled(prefix, folder))
-        found["oneccl"] = start("oneccl", intel, {"library": library, "variables": variables})
+        task = {**task, "library": library}
+        found["oneccl"] = peers.start(intel, way, f"{_RANKS}oneccl", task, variables)
     prefix = peers.place("UCC")
     if prefix is not None:
         program = prefix / "bin" / "ucc_perftest"
         variables = {"LD_LIBRARY_PATH": str(prefix / "lib")}
         variables |= {"UCX_TLS": "tcp,self"} if way == "tcp" else {}
-        more = {"program": str(program), "variables": variables}
-        found["ucc"] = start("ucc", peers.mpi_of(program), more)
+        task = {**task, "program": str(program)}
+        found["ucc"] = peers.start(peers.mpi_of(program), way, f"{_RANKS}ucc", task, variables)
     return found
 
 

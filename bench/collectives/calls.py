@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ _WORKS = {
     "grouped": "100 tensors of 64 KB as one group, averaged",
     "alltoall": "all-to-all, 4 MB on every rank",
     "reducescatter": "reduce-scatter, 4 MB on every rank",
+    "submit": "submitting 400 tensors of 1 KB: the time of the caller",
     "process_set": "all-reduce of 4 MB in a process set of two",
 }
 _RANKS = {"process_set": 3}
@@ -28,8 +29,6 @@ CELLS = (
     *(f"{work}:shm:{ranks}" for ranks in (4, 8) for work in ("gradients", "small")),
 )
 OURS = ("aiacc",)
-#: MiB that Horovod puts together.
-_FUSED = (1, 2)
 TITLES = {
     "aiacc": "aiacc",
     "aiacc_torchrun": "aiacc, by torchrun",
@@ -42,58 +41,29 @@ TITLES = {
     "gloo_flat_4": "torch gloo, copied into one tensor by hand, 4 contexts",
     "gloo_buckets_1": "torch gloo, 25 MiB buckets by hand",
     "gloo_buckets_4": "torch gloo, 25 MiB buckets by hand, 4 contexts",
-    **{f"horovod_{mib}": f"Horovod, fusion of {mib} MiB" for mib in _FUSED},
+    **peers.HOROVOD,
 }
 PEERS = tuple(key for key in TITLES if not key.startswith("aiacc"))
+_BY_LAUNCHER = {"aiacc": "aiaccrun", "aiacc_torchrun": "torchrun", "aiacc_mpirun": "mpirun"}
 _JOBS = 3
+_RANKS_OF = "bench.collectives.work:"
 
 
 def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     """Jobs of all contenders, in turn."""
     work, way, ranks = parts(cell)
     task = {"work": work, "ranks": ranks, "rounds": rounds or (10 if ranks < 4 else 5)}
-    start = partial(job.run, "bench.collectives.work:calls", ranks=ranks)
-    absent: list[str] = []
     if cell == LAUNCHERS:
-        task |= {"alone": True}
         starts = [
-            partial(start, task | {"name": name}, launcher=launcher)
-            for name, launcher in (
-                ("aiacc", "aiaccrun"),
-                ("aiacc_torchrun", "torchrun"),
-                ("aiacc_mpirun", "mpirun"),
-            )
+            partial(job.run, f"{_RANKS_OF}calls", {**task, "alone": key}, launcher=launcher)
+            for key, launcher in _BY_LAUNCHER.items()
         ]
+        found = {"unit": "s", **turns.gathered(turns.alternate(starts, _JOBS))}
     else:
-        starts = [partial(start, task, variables={"AIACC_ENGINE": peers.ENGINES[way]})]
-        if work == "gradients" and ranks == 2:
-            theirs = of_horovod("bench.collectives.work:horovod", task, way)
-            starts += theirs
-            absent += [] if theirs else ["horovod"]
-    found = turns.gathered(turns.alternate(starts, _JOBS))
-    return {"title": title_of(cell), "unit": "s", "absent": absent, **found}
-
-
-def of_horovod(work: str, task: Mapping[str, Any], way: str) -> list[partial[list[Any]]]:
-    """Starts of Horovod's jobs, one for each size of fusion; none if it is not here."""
-    found = peers.horovod()
-    if found is None:
-        return []
-    mpi, variables = found
-    return [
-        partial(
-            job.run,
-            work,
-            {**task, "name": f"horovod_{mib}"},
-            ranks=task["ranks"],
-            launcher=mpi.launcher,
-            options=mpi.options,
-            variables=mpi.environment(way)
-            | variables
-            | {"HOROVOD_FUSION_THRESHOLD": str(mib << 20)},
-        )
-        for mib in _FUSED
-    ]
+        horovod = f"{_RANKS_OF}horovod" if work == "gradients" and ranks == 2 else ""
+        clock = turns.of_callers if work == "submit" else turns.seconds
+        found = peers.measured(f"{_RANKS_OF}calls", task, way, _JOBS, horovod, clock)
+    return {"title": title_of(cell), **found}
 
 
 def parts(cell: str) -> tuple[str, str, int]:

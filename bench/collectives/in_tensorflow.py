@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from bench import job, turns
-from bench.collectives.peers import ENGINES
+from bench.collectives.peers import measured
 from bench.record import Run
 from bench.tables import contest
 
@@ -32,10 +30,8 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     """Jobs in which all contenders take turns."""
     work, way = cell.split(":")
     task = {"work": work, "ranks": 2, "rounds": rounds or 10}
-    variables = {"AIACC_ENGINE": ENGINES[way]}
-    start = partial(job.run, "bench.collectives.graphs:rank", task, variables=variables)
-    found = turns.gathered(turns.alternate([start], _JOBS))
-    return {"title": f"{_WORKS[work]}; {_WHERE[way]}", "unit": "s", **found}
+    found = measured("bench.collectives.graphs:rank", task, way, _JOBS)
+    return {"title": f"{_WORKS[work]}; {_WHERE[way]}", **found}
 
 
 def tables(runs: Sequence[Run]) -> str:

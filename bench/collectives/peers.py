@@ -1,4 +1,4 @@
-"""Peers that are not torch's: where they are, and how their jobs are started. Imports none."""
+"""Jobs of aiacc and its peers in turn; where peers are that are not torch's. Imports none."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from bench import job, turns
 from bench.record import Run
 
 #: `AIACC_ENGINE` of each way for the ranks of one machine to talk.
 ENGINES = {"shm": "auto", "tcp": "tcp"}
 #: The same in words: gloo has sockets only.
 WHERE = {"shm": "shared memory (gloo: TCP)", "tcp": "TCP"}
+#: MiB that Horovod puts together.
+FUSED = (1, 2)
+HOROVOD = {f"horovod_{mib}": f"Horovod, fusion of {mib} MiB" for mib in FUSED}
 
 
 @dataclass(frozen=True)
@@ -95,14 +101,65 @@ def mpi_of(program: Path) -> Mpi:
     return found or mpich()
 
 
-def horovod() -> tuple[Mpi, dict[str, str]] | None:
-    """How ranks of Horovod are started, and what lets them import it."""
+def measured(
+    ours: str,
+    task: Mapping[str, Any],
+    way: str,
+    jobs: int,
+    horovod: str = "",
+    clock: turns.Clock = turns.seconds,
+) -> dict[str, Any]:
+    """The fields "unit", "samples", "cpu" and "absent" of a run.
+
+    Args:
+        ours: The function of ranks that have aiacc, and peers in the same processes.
+        task: Theirs.
+        way: How ranks talk.
+        jobs: So many of each kind, in turn.
+        horovod: The function of ranks that have Horovod, if that takes part.
+        clock: Makes samples.
+    """
+    variables = {"AIACC_ENGINE": ENGINES[way]}
+    starts = [partial(job.run, ours, task, ranks=task["ranks"], variables=variables)]
+    theirs = _of_horovod(horovod, task, way) if horovod else []
+    absent = ["horovod"] if horovod and not theirs else []
+    found = turns.gathered(turns.alternate([*starts, *theirs], jobs), clock)
+    return {"unit": "s", "absent": absent, **found}
+
+
+def start(
+    mpi: Mpi, way: str, work: str, task: Mapping[str, Any], variables: Mapping[str, str]
+) -> Callable[[], list[Any]]:
+    """A job that an mpirun starts."""
+    return partial(
+        job.run,
+        work,
+        task,
+        ranks=task["ranks"],
+        launcher=mpi.launcher,
+        options=mpi.options,
+        variables=mpi.environment(way) | dict(variables),
+    )
+
+
+def _of_horovod(work: str, task: Mapping[str, Any], way: str) -> list[Callable[[], list[Any]]]:
+    """Starts of Horovod's jobs, one for each size of fusion; none if it is not here."""
     folder = place("HOROVOD")
     if folder is None:
-        return None
+        return []
     libraries = sorted(folder.glob("horovod/torch/mpi_lib*.so"))
+    mpi = mpi_of(libraries[0]) if libraries else mpich()
     variables = {"PYTHONPATH": str(folder), "HOROVOD_CYCLE_TIME": "0.5"}
-    return (mpi_of(libraries[0]) if libraries else mpich()), variables
+    return [
+        start(
+            mpi,
+            way,
+            work,
+            {**task, "name": f"horovod_{mib}"},
+            variables | {"HOROVOD_FUSION_THRESHOLD": str(mib << 20)},
+        )
+        for mib in FUSED
+    ]
 
 
 #: What is said of a peer that is not here.

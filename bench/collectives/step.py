@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from bench import job, turns
 from bench.collectives import peers
-from bench.collectives.calls import of_horovod
 from bench.record import Run
 from bench.tables import contest, fastest
 
@@ -34,13 +31,13 @@ TITLES = {
         for mib in _BUCKET_MIB
         for contexts in (1, 4)
     },
-    "horovod_1": "Horovod, fusion of 1 MiB",
-    "horovod_2": "Horovod, fusion of 2 MiB",
+    **peers.HOROVOD,
     "none": "no communication",
 }
 PEERS = tuple(key for key in TITLES if key.startswith(("ddp", "horovod")))
 _AS_SHIPPED = "ddp_25_1"
 _JOBS = 3
+_RANK = "bench.collectives.training:rank"
 
 
 def measure(cell: str, rounds: int | None) -> dict[str, Any]:
@@ -48,22 +45,16 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     work, way, *more = cell.split(":")
     ranks = int(more[0]) if more else 2
     task = {
+        "work": "step",
         "compressed": work == "16bit",
         # More ranks have no memory for more models.
         "bucket_mib": _BUCKET_MIB if ranks == 2 else [25],
         "ranks": ranks,
         "rounds": rounds or (10 if ranks == 2 else 5),
     }
-    variables = {"AIACC_ENGINE": peers.ENGINES[way]}
-    ours = partial(
-        job.run, "bench.collectives.training:rank", task, ranks=ranks, variables=variables
-    )
-    alike = work == "float32" and ranks == 2
-    theirs = of_horovod("bench.collectives.training:horovod", task, way) if alike else []
-    found = turns.gathered(turns.alternate([ours, *theirs], _JOBS))
+    horovod = "bench.collectives.work:horovod" if work == "float32" and ranks == 2 else ""
     title = f"{_WORKS[work]}; {peers.WHERE[way]}{f', {ranks} ranks' if more else ''}"
-    absent = ["horovod"] if alike and not theirs else []
-    return {"title": title, "unit": "s", "absent": absent, **found}
+    return {"title": title, **peers.measured(_RANK, task, way, _JOBS, horovod)}
 
 
 def tables(runs: Sequence[Run]) -> str:

@@ -79,7 +79,7 @@ def rank(task: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
         data = gloo.tensors(resnet50(), BFLOAT16_EXACT if task["compressed"] else 0)
         average = (gloo.size + 1) / 2
         contenders = [
-            contender(key, data, functools.partial(_distributed, hvd, key, options), average)
+            distributed(hvd, data, key, **options)
             for key, options in _ours(hvd, task["compressed"]).items()
         ]
         contenders += [
@@ -89,18 +89,6 @@ def rank(task: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
         if not task["compressed"]:
             contenders.append(contender("none", data, _alone, gloo.rank + 1.0))
         return take_turns(contenders, task["rounds"], gloo.align)
-
-
-def horovod(task: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
-    """Steps by Horovod's optimizer."""
-    import horovod.torch as hvd  # type: ignore[import-not-found,unused-ignore]
-
-    torch.set_num_threads(1)
-    hvd.init()
-    data = Tensors(resnet50(), hvd.rank(), hvd.size())
-    wrap = functools.partial(_distributed, hvd, task["name"], {})
-    step = contender(task["name"], data, wrap, (hvd.size() + 1) / 2)
-    return take_turns([step], task["rounds"], hvd.barrier)
 
 
 def _ours(hvd: Any, compressed: bool) -> dict[str, dict[str, Any]]:
@@ -136,9 +124,14 @@ def _theirs(gloo: Gloo, bucket_mib: list[int]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _distributed(hvd: Any, key: str, options: dict[str, Any], model: FreeModel) -> Wrapped:
-    named = [(f"{key}.{name}", parameter) for name, parameter in model.named_parameters()]
-    return model, hvd.DistributedOptimizer(_sgd(model), named, **options)
+def distributed(hvd: Any, data: Tensors, key: str, **options: Any) -> Contender:
+    """A step by the `DistributedOptimizer` of aiacc or Horovod."""
+
+    def wrap(model: FreeModel) -> Wrapped:
+        named = [(f"{key}.{name}", parameter) for name, parameter in model.named_parameters()]
+        return model, hvd.DistributedOptimizer(_sgd(model), named, **options)
+
+    return contender(key, data, wrap, (data.size + 1) / 2)
 
 
 def _ddp(compressed: bool, options: dict[str, Any], model: FreeModel) -> Wrapped:

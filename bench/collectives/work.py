@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from bench.collectives.gloo import Gloo, beside_aiacc
+from bench.collectives import training
+from bench.collectives.gloo import Gloo, beside_aiacc, wait
 from bench.collectives.tensors import Tensors
 from bench.shapes import resnet50
 from bench.turns import Contender, take_turns
@@ -22,15 +24,14 @@ Seen = dict[str, dict[str, list[float]]]
 
 
 def calls(task: Mapping[str, Any]) -> Seen:
-    """Aiacc and gloo in turn, or "alone" aiacc."""
+    """Aiacc and gloo in turn, or aiacc "alone" by that name."""
     import aiacc.torch as hvd
 
     with beside_aiacc(task) as gloo:
         contenders = _WORKS[task["work"]](gloo, hvd)
-        if task.get("alone"):
-            contenders = [one for one in contenders if one.name == "aiacc"]
-        seen = take_turns(contenders, task["rounds"], gloo.align)
-        return {task.get("name", name): spans for name, spans in seen.items()}
+        if "alone" in task:
+            contenders = [replace(contenders[0], name=task["alone"])]
+        return take_turns(contenders, task["rounds"], gloo.align)
 
 
 def horovod(task: Mapping[str, Any]) -> Seen:
@@ -40,7 +41,8 @@ def horovod(task: Mapping[str, Any]) -> Seen:
     torch.set_num_threads(1)
     hvd.init()
     data = Tensors(resnet50()[::-1], hvd.rank(), hvd.size())
-    return take_turns([one_by_one(hvd, data, task["name"])], task["rounds"], hvd.barrier)
+    make = training.distributed if task["work"] == "step" else one_by_one
+    return take_turns([make(hvd, data, task["name"])], task["rounds"], hvd.barrier)
 
 
 def one_by_one(hvd: Any, data: Tensors, name: str) -> Contender:
@@ -156,6 +158,38 @@ def _process_set(gloo: Gloo, hvd: Any) -> list[Contender]:
     ]
 
 
+def _submit(gloo: Gloo, hvd: Any) -> list[Contender]:
+    """The asynchronous calls alone."""
+    data = gloo.tensors(_SMALL)
+    start, average = hvd.allreduce_async_, hvd.Average
+    begun: list[Any] = []
+
+    def contender(
+        name: str, call: Callable[..., object], end: Callable[[Any], object]
+    ) -> Contender:
+        def run() -> None:
+            for key, tensor in zip(data.names, data.tensors, strict=True):
+                begun.append(call(tensor, key))
+
+        def finish() -> None:
+            for one in begun:
+                end(one)
+            begun.clear()
+
+        return Contender(name, run, data.fill, finish)
+
+    def ours(tensor: torch.Tensor, key: str) -> object:
+        return start(tensor, name=key, op=average)
+
+    def theirs(tensor: torch.Tensor, key: str) -> object:
+        return dist.all_reduce(tensor, async_op=True)
+
+    return [
+        contender("aiacc", ours, hvd.synchronize),
+        contender("gloo_each_1", theirs, wait),
+    ]
+
+
 _WORKS: dict[str, Callable[[Gloo, Any], list[Contender]]] = {
     "gradients": _gradients,
     "small": _small,
@@ -163,4 +197,5 @@ _WORKS: dict[str, Callable[[Gloo, Any], list[Contender]]] = {
     "alltoall": _alltoall,
     "reducescatter": _reducescatter,
     "process_set": _process_set,
+    "submit": _submit,
 }
