@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import io
 import itertools
-import json
 import os
 import re
 import shlex
@@ -18,13 +17,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-#: Modules of bench that make one table of one file, with MARK and PAGE, and the function.
-TABLES = {}
 #: A command that installs by a name what PyPI has from somebody else, or nobody has put there yet.
 STRANGER = re.compile(r"pip3? install\b[^\n#`;)]*?[\s'\"]aiacc(?!_distributed-)")
 #: What a program writes between two marks; what stands between these two, somebody does.
@@ -116,9 +112,7 @@ def _tests(texts: dict[str, str]) -> Iterator[str]:
 def writers() -> Iterator[tuple[Path, Callable[[str], str]]]:
     """Pages, and what puts current tables into one."""
     from bench import overview, record
-    from bench.data import page as data_page
-    from bench.network.runs import load
-    from bench.row import RESULTS, ROWS
+    from bench.row import ROWS
     from bench.tables import section
 
     for row in ROWS:
@@ -126,21 +120,12 @@ def writers() -> Iterator[tuple[Path, Callable[[str], str]]]:
         yield ROOT / row.page, _between(row.mark, text)
     for name, mark, text in overview.pages():
         yield ROOT / name, _between(mark, text)
-    for name, function in TABLES.items():
-        module: Any = importlib.import_module(name)
-        runs = (_json if function == "table" else load)(module.RESULT)
-        yield module.PAGE, _between(module.MARK, getattr(module, function)(runs))
-    yield data_page.PAGE, lambda text: data_page.with_all_tables(text, RESULTS)
-
-
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text())
 
 
 def _between(mark: str, table: str) -> Callable[[str], str]:
-    from bench.report import between_markers
+    from bench.tables import between_marks
 
-    return lambda text: between_markers(text, table, mark, mark)
+    return lambda text: between_marks(text, mark, table, mark)
 
 
 # What the code says ------------------------------------------------------------------------------

@@ -64,11 +64,16 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     if cell == "counted":
         kinds = [(ranks, 0, 4096, unit) for ranks in _COUNTED for unit in _UNITS]
         found = [_simulated(tensors(), *kind, steps) for kind in kinds]
-        title, unit, value = "161 gradients of ResNet-50", "B", _passed
+        title, unit = "161 gradients of ResNet-50", "B"
     else:
         found = [_simulated(_large_model(), 1024, *kind, 0, steps) for kind in _LARGE]
-        title, unit, value = "one rank of 1,024, 6,200 tensors", "s", _seconds
-    samples = {_name(one): [[value(step) for step in one["steps"][1:]]] for one in found}
+        title, unit = "one rank of 1,024, 6,200 tensors", "s"
+    samples = {
+        _name(one): [
+            [_passed(step) if unit == "B" else step["seconds"] for step in one["steps"][1:]]
+        ]
+        for one in found
+    }
     return {"title": title, "unit": unit, "samples": samples, "simulated": found}
 
 
@@ -80,10 +85,6 @@ def _name(one: dict[str, Any]) -> str:
 
 def _passed(step: dict[str, Any]) -> int:
     return int(step["sent"] + step["received"])
-
-
-def _seconds(step: dict[str, Any]) -> float:
-    return float(step["seconds"])
 
 
 def _simulated(
@@ -128,8 +129,8 @@ def be_a_rank(task: dict[str, Any]) -> dict[str, list[int]]:
             hvd.synchronize(handle)
         after = aiacc.stats()
         if step > 0:
-            found["rounds"].append(after["rounds"] - before["rounds"])
-            found["bytes"].append(after["control_bytes"] - before["control_bytes"])
+            found["rounds"].append(int(after["rounds"] - before["rounds"]))
+            found["bytes"].append(int(after["control_bytes"] - before["control_bytes"]))
     hvd.barrier()
     hvd.shutdown()
     return found

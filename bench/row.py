@@ -259,6 +259,15 @@ ROWS: tuple[Row, ...] = (
         6,
     ),
     Row(
+        "data",
+        "epochs over images in a slow origin: aiacc's cache, and others",
+        "bench.data.epochs",
+        "docs/data.md",
+        ("aiacc/data", "bench/data"),
+        ("quiet", "aiohttp", "diskcache", "pillow", "webdataset"),
+        22,
+    ),
+    Row(
         "selection",
         "choosing 1 % of a fused buffer on the CPU, and torch's topk",
         "bench.selection",

@@ -1,1 +1,1 @@
-"""Datasets behind a slow origin: aiacc's cache against others. See __main__."""
+"""Datasets behind a slow origin: aiacc's cache against others."""

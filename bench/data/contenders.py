@@ -3,6 +3,8 @@
 Each is a function of a `Place` that returns how to begin an epoch: an iterable of batches.
 """
 
+import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +14,10 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
+import aiacc.array as hvd
 from aiacc.data import CachedDataset, Topology
 from bench.data.images import Images, decoded, label_of
+from bench.data.origin import Throttle
 
 BATCH, WORKERS, REQUESTS, AHEAD = 16, 1, 16, 48
 
@@ -40,80 +44,9 @@ class Place:
         return int(self.images.count * 3 * side * side * 0.62)
 
 
-def bare(place: Place) -> Begin:
-    """DataLoader alone."""
-    return _distributed(place, place.images)
-
-
-def fsspec_filecache(place: Place) -> Begin:
-    """Fsspec's file cache in front of the same address, one per node."""
-    return _distributed(place, _Through(place, "filecache"))
-
-
-def disk_cache(place: Place) -> Begin:
-    """diskcache.Cache with the bytes of the files, one per node."""
-    return _distributed(place, _DiskCache(place))
-
-
-def aiacc(place: Place) -> Begin:
-    """Memory and disk of the node, 16 requests, 48 samples ahead, epochs over all nodes."""
-    return _aiacc(place, ahead=AHEAD)
-
-
-def aiacc_node(place: Place) -> Begin:
-    """The same with shards that stay on their nodes."""
-    return _aiacc(place, ahead=AHEAD, shard="node")
-
-
-def aiacc_one_request(place: Place) -> Begin:
-    """The same with one request of each worker, and nothing ahead."""
-    return _aiacc(place, requests=1)
-
-
-def aiacc_half(place: Place) -> Begin:
-    """Memory for half of the images, and no disk."""
-    return _aiacc(place, ahead=AHEAD, memory=place.half, disk=None)
-
-
-def aiacc_neighbour(place: Place) -> Begin:
-    """The same; what the other node keeps comes from there."""
-    return _aiacc(place, ahead=AHEAD, memory=place.half, disk=None, shard="neighbour")
-
-
-def web_dataset(place: Place) -> Begin:
-    """WebDataset: tar shards, converted before, with its cache_dir."""
-    import webdataset
-
-    (place.disk / "wds").mkdir(exist_ok=True)
-    names = (Path(place.images.folder) / "wds" / "names").read_text().split()
-    dataset = webdataset.WebDataset(
-        [f"{place.shards}/wds/{name}" for name in names],
-        cache_dir=str(place.disk / "wds"),
-        nodesplitter=webdataset.split_by_node,
-        shardshuffle=len(names),
-        empty_check=False,
-    )
-    dataset = dataset.shuffle(100).map(lambda one: (decoded(one["jpg"]), int(one["cls"])))
-    loader = DataLoader(dataset, BATCH, num_workers=WORKERS, persistent_workers=True)
-    return lambda epoch: loader
-
-
-CONTENDERS = {
-    "bare": bare,
-    "filecache": fsspec_filecache,
-    "diskcache": disk_cache,
-    "webdataset": web_dataset,
-    "aiacc": aiacc,
-    "aiacc_node": aiacc_node,
-    "aiacc_one": aiacc_one_request,
-    "aiacc_half": aiacc_half,
-    "aiacc_neighbour": aiacc_neighbour,
-}
-
-
 def _distributed(place: Place, dataset: Any) -> Begin:
     ranks = place.topology
-    sampler = DistributedSampler(dataset, num_replicas=ranks.size, rank=ranks.rank, seed=1)
+    sampler: Any = DistributedSampler(dataset, num_replicas=ranks.size, rank=ranks.rank, seed=1)
     loader = DataLoader(
         dataset, BATCH, sampler=sampler, num_workers=WORKERS, persistent_workers=True
     )
@@ -128,12 +61,12 @@ def _distributed(place: Place, dataset: Any) -> Begin:
 def _aiacc(
     place: Place,
     requests: int = REQUESTS,
-    ahead: int = 0,
+    ahead: int = AHEAD,
     memory: str | int = "2GB",
     disk: str | None = "2GB",
     shard: Any = "replicas",
 ) -> Begin:
-    cached = CachedDataset(
+    cached: Any = CachedDataset(
         place.images,
         (place.memory, memory),
         None if disk is None else (place.disk, disk),
@@ -154,6 +87,24 @@ def _aiacc(
     return begin
 
 
+def _web_dataset(place: Place) -> Begin:
+    """WebDataset: tar shards, converted before, with its cache_dir."""
+    import webdataset  # type: ignore[import-not-found,unused-ignore]
+
+    (place.disk / "wds").mkdir(exist_ok=True)
+    names = (Path(place.images.folder) / "wds" / "names").read_text().split()
+    dataset = webdataset.WebDataset(
+        [f"{place.shards}/wds/{name}" for name in names],
+        cache_dir=str(place.disk / "wds"),
+        nodesplitter=webdataset.split_by_node,
+        shardshuffle=len(names),
+        empty_check=False,
+    )
+    dataset = dataset.shuffle(100).map(lambda one: (decoded(one["jpg"]), int(one["cls"])))
+    loader: Any = DataLoader(dataset, BATCH, num_workers=WORKERS, persistent_workers=True)
+    return lambda epoch: loader
+
+
 class _Through:
     """The images through one of fsspec's caches."""
 
@@ -161,14 +112,14 @@ class _Through:
         self._images = place.images
         self._folder = str(place.disk / protocol)
         self._protocol = protocol
-        self._filesystem = None
+        self._filesystem: Any = None
 
     def __len__(self) -> int:
         return len(self._images)
 
     def __getitem__(self, index: int) -> Any:
         if self._filesystem is None:  # in the worker
-            import fsspec
+            import fsspec  # type: ignore[import-untyped]
 
             self._filesystem = fsspec.filesystem(
                 self._protocol, target_protocol="http", cache_storage=self._folder
@@ -183,14 +134,14 @@ class _DiskCache:
     def __init__(self, place: Place) -> None:
         self._images = place.images
         self._folder = str(place.disk / "diskcache")
-        self._cache = None
+        self._cache: Any = None
 
     def __len__(self) -> int:
         return len(self._images)
 
     def __getitem__(self, index: int) -> Any:
         if self._cache is None:
-            import diskcache
+            import diskcache  # type: ignore[import-not-found,unused-ignore]
 
             self._cache = diskcache.Cache(self._folder, size_limit=2 * 10**9)
         data = self._cache.get(index)
@@ -200,7 +151,53 @@ class _DiskCache:
         return decoded(data), label_of(self._images.kind, index)
 
 
-def checksum(batch: Any) -> tuple[int, int]:
-    """How many images a batch has, and a sum that says which."""
-    pixels, labels = batch
-    return len(labels), int(pixels.to(torch.int64).sum()) + int(torch.as_tensor(labels).sum())
+def _half(place: Place, shard: str = "replicas") -> Begin:
+    return _aiacc(place, memory=place.half, disk=None, shard=shard)
+
+
+CONTENDERS: dict[str, Callable[[Place], Begin]] = {
+    "bare": lambda place: _distributed(place, place.images),
+    # One per node, in front of the same address.
+    "filecache": lambda place: _distributed(place, _Through(place, "filecache")),
+    # The bytes of the files, one per node.
+    "diskcache": lambda place: _distributed(place, _DiskCache(place)),
+    "webdataset": _web_dataset,
+    # Memory and disk of the node, 16 requests, 48 samples ahead, epochs over all nodes.
+    "aiacc": lambda place: _aiacc(place),
+    "aiacc_node": lambda place: _aiacc(place, shard="node"),
+    "aiacc_one": lambda place: _aiacc(place, requests=1, ahead=0),
+    "aiacc_half": _half,
+    "aiacc_neighbour": lambda place: _half(place, "neighbour"),
+}
+
+
+def read(task: dict[str, Any]) -> dict[str, Any]:
+    """One rank of a job: when each epoch began and ended, its images and a sum of them."""
+    hvd.init()
+    local_size = hvd.size() // task["nodes"]
+    node, local_rank = divmod(hvd.rank(), local_size)
+    topology = Topology((local_size,) * task["nodes"], node, local_rank)
+    throttle = Throttle(*task["throttle"])
+    images = Images(task["kind"], task["count"], task["url"], Path(task["folder"]), throttle)
+    disk, memory = (Path(task[name]) / str(node) for name in ("disk", "memory"))
+    for folder in (disk, memory):
+        folder.mkdir(parents=True, exist_ok=True)
+    # Where WebDataset looks for its place.
+    os.environ.update(RANK=str(topology.rank), WORLD_SIZE=str(topology.size))
+    hvd.barrier()
+    begin = CONTENDERS[task["contender"]](Place(images, topology, disk, memory, task["shards"]))
+    epochs = []
+    for number in range(task["epochs"]):
+        hvd.barrier()
+        started, count, total = time.monotonic(), 0, 0
+        for pixels, labels in begin(number):
+            count += len(labels)
+            total += int(pixels.to(torch.int64).sum()) + int(torch.as_tensor(labels).sum())
+        epochs.append([started, time.monotonic(), count, total])
+        hvd.barrier()
+    found: dict[str, Any] = {"epochs": epochs}
+    if hasattr(begin, "cached"):
+        found["statistics"] = begin.cached.statistics().line()
+    hvd.barrier()
+    hvd.shutdown()
+    return found

@@ -3,10 +3,12 @@
 import functools
 import io
 import os
+import tarfile
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import fsspec
+import fsspec  # type: ignore[import-untyped]
 import numpy as np
 import torch
 from PIL import Image
@@ -14,19 +16,31 @@ from sklearn.datasets import load_digits
 
 from bench.data.origin import Throttle
 
-KINDS = ("textures", "digits")
+#: Images in a shard, for those who read shards.
+_SHARD = 32
 _SIDE = {"textures": 256, "digits": 128}
 
 
 def make(kind: str, count: int, folder: Path) -> int:
-    """Write ``count`` images as files of their own; returns the bytes of all."""
-    folder.mkdir(parents=True)
+    """Write ``count`` images as files of their own, and as shards; returns the bytes of the files.
+
+    The names of the shards stand in ``wds/names``.
+    """
+    (folder / "wds").mkdir(parents=True)
     total = 0
-    for index in range(count):
-        buffer = io.BytesIO()
-        _picture(kind, index).save(buffer, "JPEG", quality=90)
-        (folder / f"{index}.jpg").write_bytes(buffer.getvalue())
-        total += len(buffer.getvalue())
+    for begin in range(0, count, _SHARD):
+        with tarfile.open(folder / "wds" / f"{begin}.tar", "w") as tar:
+            for index in range(begin, min(begin + _SHARD, count)):
+                file = folder / f"{index}.jpg"
+                _picture(kind, index).save(file, "JPEG", quality=90)
+                total += file.stat().st_size
+                tar.add(file, file.name)
+                label = str(label_of(kind, index)).encode()
+                entry = tarfile.TarInfo(f"{index}.cls")
+                entry.size = len(label)
+                tar.addfile(entry, io.BytesIO(label))
+    names = [f"{begin}.tar" for begin in range(0, count, _SHARD)]
+    (folder / "wds" / "names").write_text("\n".join(names))
     return total
 
 
@@ -41,23 +55,17 @@ def decoded(data: bytes) -> torch.Tensor:
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
 
 
+@dataclass
 class Images:
     """The dataset that the contenders wrap: one object of the origin for each sample."""
 
-    def __init__(
-        self,
-        kind: str,
-        count: int,
-        url: str | None = None,
-        folder: Path | None = None,
-        throttle: Throttle | None = None,
-    ) -> None:
-        self.kind = kind
-        self.count = count
-        self.url = url
-        self.folder = folder
-        self.throttle = throttle
-        self._open: dict[int, Any] = {}
+    kind: str
+    count: int
+    #: In place of the folder.
+    url: str | None
+    folder: Path
+    throttle: Throttle
+    _open: dict[int, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.count
@@ -74,7 +82,7 @@ class Images:
             data = (self.folder / f"{index}.jpg").read_bytes()
             self.throttle.wait(len(data))
             return data
-        return self.filesystem().cat_file(f"{self.url}/{index}.jpg")
+        return bytes(self.filesystem().cat_file(f"{self.url}/{index}.jpg"))
 
     def filesystem(self) -> Any:
         """fsspec's, which is not for the children of the process that has opened it."""

@@ -22,7 +22,7 @@ class Throttle:
     waits of other objects may overlap, as with requests to a store.
     """
 
-    def __init__(self, path: Path, bytes_per_s: float, latency_s: float) -> None:
+    def __init__(self, path: Path | str, bytes_per_s: float, latency_s: float) -> None:
         self.path = str(path)
         self.bytes_per_s = bytes_per_s
         self.latency_s = latency_s

@@ -6,7 +6,7 @@ from aiacc.planning import models, planners
 from aiacc.planning.network import network_of
 from aiacc.planning.problem import Problem
 from bench import negotiation, record
-from bench.data import __main__ as data
+from bench.data import epochs
 from bench.network import cells
 from bench.network.planning import row as planned
 from bench.network.workloads import names, workload
@@ -40,7 +40,7 @@ def test_resnet50_is_the_same_everywhere_and_gradients_come_last_layer_first():
 
 def test_an_epoch_lasts_from_the_first_begin_to_the_last_end():
     ranks = [{"epochs": [[1.0, 3.0, 5, 7]]}, {"epochs": [[1.5, 4.0, 6, 8]], "statistics": "x"}]
-    found = data.epochs_of(ranks)
+    found = epochs.epochs_of(ranks)
     assert (found["seconds"], found["images"], found["sums"]) == ([3.0], [11], [15])
     # A ring sends all but one share twice.
     payload = 1448 / 1514
