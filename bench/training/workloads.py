@@ -22,6 +22,7 @@ _IMAGES, _PIECES = 32, 8
 #: Of the transformer: 117,000 parameters.
 _WIDTH, _HEADS, _BLOCKS = 64, 4, 2
 _HELD_OUT_PIECES = 1024
+_images, _words = cache(example.load_data), cache(compressed_text.load_text)
 _DIGITS_LR, _DIGITS_WARMUP = example.BASE_LR, 0.3
 
 
@@ -130,16 +131,6 @@ def _up_and_down(step: int, warmup: int, steps: int) -> float:
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 + 0.5 * math.cos(math.pi * min(1.0, (step - warmup) / max(1, steps - warmup)))
-
-
-@cache
-def _images() -> tuple[example.Split, example.Split]:
-    return example.load_data()
-
-
-@cache
-def _words() -> compressed_text.Text:
-    return compressed_text.load_text()
 
 
 #: By name: trainings of a seed, of so many steps, for a contender.
