@@ -22,8 +22,6 @@ TITLES = {
     "aiacc_view": "aiacc, gradient_as_bucket_view",
     "aiacc_fp16": "aiacc, float16",
     "aiacc_fp32": "aiacc, float32",
-    "aiacc_zeroed": "aiacc, zero_grad(set_to_none=False)",
-    "aiacc_view_zeroed": "aiacc, gradient_as_bucket_view, zero_grad(set_to_none=False)",
     **{
         f"ddp_{mib}_{contexts}{view and '_view'}": f"DDP/gloo, buckets of {mib} MiB"
         f"{', 4 contexts' if contexts == 4 else ''}{view and f', {view}'}"

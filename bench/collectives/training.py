@@ -105,8 +105,6 @@ def _ours(hvd: Any, compressed: bool) -> dict[str, dict[str, Any]]:
         "aiacc": {},
         "aiacc_groups": {"groups": 8},
         "aiacc_view": {"gradient_as_bucket_view": True},
-        "aiacc_zeroed": {},
-        "aiacc_view_zeroed": {"gradient_as_bucket_view": True},
     }
 
 
@@ -155,12 +153,11 @@ def contender(
     """zero_grad, forward, backward and step of plain SGD.
 
     Args:
-        name: Its key; at its end "zeroed" says that gradients are zeroed and not dropped.
+        name: Its key.
         gradients: What the backward hands over; refilled before each step.
         wrap: Makes the module to call and the optimizer to step.
         factor: The gradient that must be applied, over the pattern of ``gradients``.
     """
-    set_to_none = not name.endswith("zeroed")
     model = FreeModel(gradients)
     module, optimizer = wrap(model)
     parameters = list(model.parameters())
@@ -169,14 +166,10 @@ def contender(
     def prepare() -> None:
         gradients.fill()
         with torch.no_grad():
-            for parameter, given in zip(parameters, gradients.tensors, strict=True):
-                parameter.zero_()
-                kept = parameter.grad
-                if not set_to_none and kept is not None and kept.data_ptr() == given.data_ptr():
-                    parameter.grad = kept.clone()  # to be zeroed, and what is given is not
+            torch._foreach_zero_(parameters)
 
     def run() -> None:
-        optimizer.zero_grad(set_to_none=set_to_none)
+        optimizer.zero_grad()
         module(value).backward()
         optimizer.step()
 
