@@ -60,7 +60,7 @@ def main() -> int:
             wrong |= bool(texts)
         if options.write:
             overview.publish()
-    except (ValueError, RuntimeError, OSError) as error:
+    except (AssertionError, ValueError, RuntimeError, OSError) as error:
         print(f"[bench] {error}", file=sys.stderr)
         return 2
     return 1 if wrong else 0

@@ -25,7 +25,7 @@ LAUNCHERS = {
 }
 _TAIL_LINES = 40
 #: Settings of whoever measures, which must not reach who is measured.
-_PREFIXES = ("AIACC_", "HOROVOD_", "GLOO_", "TORCH_GLOO_", "MPIR_CVAR_", "OMP_", "MKL_")
+_PREFIXES = ("AIACC_", "HOROVOD_", "GLOO_", "TORCH_GLOO_", "MPIR_CVAR_", "OMP_", "MKL_", "NCCL_")
 _KEPT = "AIACC_BENCH_"
 
 
@@ -65,9 +65,13 @@ def run(
     """
     name = Path(launcher).name.partition(".")[0]  # such as mpirun.openmpi
     path = launcher if isinstance(launcher, Path) else Path(sys.executable).parent / launcher
-    if not path.exists():
+    if name == "aiaccrun":  # also where aiacc is not installed
+        program = [sys.executable, "-m", "aiacc.run"]
+    elif path.exists():
+        program = [str(path)]
+    else:
         raise JobError(f"{path} does not exist; install it: pip install '.[torch,mpi]'")
-    start = [str(path), *(option.format(ranks=ranks) for option in LAUNCHERS[name])]
+    start = [*program, *(option.format(ranks=ranks) for option in LAUNCHERS[name])]
     start += options
     with tempfile.TemporaryDirectory(prefix="aiacc-bench-") as folder:
         command = [*start, *_worker(work, task, Path(folder))]

@@ -36,13 +36,17 @@ def versions() -> dict[str, str]:
 
 
 def commit(checkout: Path = ROOT) -> dict[str, Any]:
-    """Commit of a checkout, and whether files that matter differ from it."""
+    """Commit of a checkout, and whether files that matter differ from it.
+
+    Of a copy without history, AIACC_BENCH_COMMIT says which commit it is, whose files it has.
+    """
     try:
         head = _git(checkout, "rev-parse", "HEAD")
         paths = ("aiacc", "csrc", "bench", ":!bench/results")
         changed = _git(checkout, "status", "--porcelain", "--", *paths)
     except (OSError, subprocess.CalledProcessError):
-        return {"commit": "unknown", "dirty": True}
+        said = os.environ.get("AIACC_BENCH_COMMIT")
+        return {"commit": said or "unknown", "dirty": said is None}
     return {"commit": head, "dirty": bool(changed)}
 
 
@@ -64,7 +68,8 @@ def changed(commit: str, paths: Sequence[str]) -> int:
 
 def kind(machine: Mapping[str, Any]) -> str:
     """Of which kind a described machine is: results of one kind may stand in one table."""
-    return f"{machine['cpu']}, {machine['cores']} cores"
+    host = f"{machine['cpu']}, {machine['cores']} cores"
+    return f"{machine['gpu']['name']}, {host}" if "gpu" in machine else host
 
 
 def load() -> list[float]:

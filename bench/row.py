@@ -81,6 +81,8 @@ _STEP = (*_BED, "aiacc/torch", "aiacc/autotune", "bench/network/step.py")
 _ON_BED = ("root", "quiet")
 _NETWORK = ("bench/network/cells.py", "bench/network/ranks.py", "bench/network/workloads.py")
 _BENCHMARKS = "docs/benchmarks.md"
+_ON_GPU = ("csrc/cuda", "csrc/kernels", "bench/gpu/works.py", "bench/gpu/gpu_bench.cc")
+_RANKS_ON_GPU = ("csrc", "aiacc/torch", "bench/gpu/ranks.py")
 
 ROWS: tuple[Row, ...] = (
     Row(
@@ -354,6 +356,17 @@ ROWS: tuple[Row, ...] = (
         paths=("csrc", "aiacc/torch"),
         needs=("quiet",),
         minutes=5,
+    ),
+    *(
+        Row(f"gpu.{name}", title, f"bench.gpu.{name}", "docs/gpu.md", paths, ("gpu",), minutes)
+        for name, title, paths, minutes in (
+            ("kernels", "kernels that pack, and torch's cat and foreach", _ON_GPU, 1),
+            ("codes", "block codes and selections, and torch's topk", _ON_GPU, 1),
+            ("optim", "LARS and LAMB, and torch's SGD and AdamW", (*_ON_GPU, "aiacc/optim"), 1),
+            ("factors", "K-FAC's packed factors, torch's ways", (*_ON_GPU, "aiacc/kfac"), 1),
+            ("step", "a step of one or two ranks, and DDP over NCCL", _RANKS_ON_GPU, 1),
+            ("allreduce", "sums of two ranks by lanes, units and codecs", _RANKS_ON_GPU, 5),
+        )
     ),
 )
 

@@ -105,7 +105,8 @@ def provenance(runs: Sequence[Run]) -> str:
     """When, where, from what and by which command."""
     first, last = min(run["date"] for run in runs)[:10], max(run["date"] for run in runs)[:10]
     dates = first if first == last else f"{first} to {last}"
-    commits = sorted({run["commit"][:12] for run in runs})
+    changed = " with local changes"
+    commits = sorted({run["commit"][:12] + changed * bool(run.get("dirty")) for run in runs})
     machines = sorted({kind(run["machine"]) for run in runs})
     loads = [run["load"]["before"][0] for run in runs if run.get("load", {}).get("before")]
     commands = sorted({run["command"] for run in runs if "command" in run})

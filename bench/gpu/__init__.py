@@ -1,1 +1,1 @@
-"""Measurements on one GPU: ``python -m bench.gpu``."""
+"""Measurements on one GPU."""

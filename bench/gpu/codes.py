@@ -1,88 +1,105 @@
-"""The kernels of codecs against a copy, and selections against torch's, with goals."""
+"""Kernels of block codes, and selections against what torch offers."""
 
-import json
-import subprocess
-from statistics import median
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from bench.gpu.kernels import timed
-from bench.machine import ROOT
+from bench.gpu.works import Work, call, copy, library, measured, tables
+from bench.selection import MODES
 
-PROGRAM = ROOT / "build/gpu/tests/gpu/gpu_codes_bench"
-ELEMENTS = 100_000_000
+__all__ = ["CELLS", "measure", "tables"]
+
+_ELEMENTS = 100_000_000
+_DENSE = 4 * _ELEMENTS
+#: In the order of their numbers.
+_FORMATS = ("int8", "int4", "fp8")
+_PAIRS = {"select_0.1": _ELEMENTS // 1000, "select_1": _ELEMENTS // 100}
+CELLS = ("blocks", *_PAIRS)
+#: Inputs by turns: elements from one to the next.
+_INPUTS, _SHIFT = 4, 16 << 10
 _TORCH = "torch: abs, topk, gather"
 
 
-def measure() -> list[dict[str, Any]]:
-    """Microseconds of each kernel by sample, and what became of its goal.
-
-    Raises:
-        RuntimeError: The program of the kernels is missing or fails.
-    """
-    if not PROGRAM.exists():
-        raise RuntimeError(f"{PROGRAM} is missing (expected as built by make gpu-check)")
-    done = subprocess.run(
-        [str(PROGRAM), str(ELEMENTS)], capture_output=True, text=True, timeout=300, check=False
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"{PROGRAM.name} ended with {done.returncode}: {done.stderr}")
-    rows: list[dict[str, Any]] = json.loads(done.stdout)
-    return judge(rows + _torch(sorted({row["pairs"] for row in rows if "pairs" in row})))
-
-
-def _torch(numbers: list[int]) -> list[dict[str, Any]]:
-    """What torch offers to select so many elements."""
-    values = torch.randn(ELEMENTS, device="cuda")
-    rows = []
-    for pairs in numbers:
-
-        def run(pairs: int = pairs) -> torch.Tensor:
-            indices = values.abs().topk(pairs, sorted=False).indices
-            return values.gather(0, indices)
-
-        payload = 4 * ELEMENTS
-        row = {"work": _TORCH, "bytes_read": payload, "bytes_written": 0, "pairs": pairs}
-        rows.append(row | {"us": timed(run)})
-    return rows
+def measure(cell: str, rounds: int | None) -> dict[str, Any]:
+    """Seconds of each kernel."""
+    torch.manual_seed(0)
+    # Of layers of different sizes.
+    values = torch.randn(_ELEMENTS + _INPUTS * _SHIFT, device="cuda")
+    for layer, part in enumerate(values.chunk(8)):
+        part.mul_(2.0**-layer)
+    inputs = itertools.cycle([values[at * _SHIFT :][:_ELEMENTS] for at in range(_INPUTS)])
+    if cell == "blocks":
+        works = [work for form in range(len(_FORMATS)) for work in _blocks(form, inputs)]
+        return measured("100 M float32, blocks of 256", [copy(_ELEMENTS), *works], rounds)
+    pairs = _PAIRS[cell]
+    works = list(_selections(pairs, inputs))
+    return measured(f"{pairs:,} of 100 M float32", [copy(_ELEMENTS), *works], rounds)
 
 
-def judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with goals: what is compared, the ratio, what it has to be and whether it is.
+def _blocks(form: int, inputs: Iterator[torch.Tensor]) -> Iterator[Work]:
+    kernels, name = library(), _FORMATS[form]
+    kernels.bench_encoded_bytes.restype = ctypes.c_size_t
+    coded = kernels.bench_encoded_bytes(ctypes.c_size_t(_ELEMENTS), ctypes.c_size_t(form))
+    wire = torch.zeros(coded, device="cuda", dtype=torch.uint8)
+    out, residual = (torch.zeros(_ELEMENTS, device="cuda") for _ in range(2))
 
-    The copies among the rows say what moving a byte costs; of several the fastest counts, which
-    is the hardest. Reading everything once is taken for half of a copy.
-    """
-    copies = [row for row in rows if row["work"] == "copy"]
-    per_byte = min(median(row["us"]) / _moved(row) for row in copies)
-    torch_us = {row["pairs"]: median(row["us"]) for row in rows if row["work"] == _TORCH}
-    judged = []
-    for row in rows:
-        us = median(row["us"])
-        limit = per_byte * _moved(row)
-        work = row["work"]
-        goals: list[dict[str, Any]] = []
-        if work.startswith(("encode", "decode")):
-            goals = [_at_least("bandwidth of a copy", limit / us, 0.85)]
-        elif work.startswith("select, tracked") and work.endswith("none"):
-            goals = [_at_most("one read", us / limit, 1.3)]
-            goals += [_at_least(_TORCH, torch_us[row["pairs"]] / us, 15.0)]
-        elif work.startswith("select, tracked"):  # feedback that moves, or in place
-            goals = [_at_most("reading and writing all once", us / limit, 1.25)]
-        elif work.startswith("select, cold"):
-            goals = [_at_most("one read", us / limit, 2.5)]
-        judged.append(row | {"goals": goals})
-    return judged
+    def encode(kept: torch.Tensor | None, by_chance: int) -> Callable[[], None]:
+        return lambda: call(
+            kernels.bench_encode, wire, next(inputs), kept, _ELEMENTS, form, by_chance
+        )
+
+    def decode(function: Any) -> Callable[[], None]:
+        return lambda: call(function, out, wire, _ELEMENTS, form)
+
+    yield Work(f"encode {name}", encode(None, 0), _DENSE + coded)
+    yield Work(f"encode {name}, stochastic", encode(None, 1), _DENSE + coded)
+    yield Work(f"encode {name}, feedback", encode(residual, 0), 3 * _DENSE + coded)
+    yield Work(f"decode {name}", decode(kernels.bench_decode), _DENSE + coded)
+    yield Work(f"decode and add {name}", decode(kernels.bench_decode_add), 2 * _DENSE + coded)
 
 
-def _moved(row: dict[str, Any]) -> int:
-    return int(row["bytes_read"]) + int(row["bytes_written"])
+def _selections(pairs: int, inputs: Iterator[torch.Tensor]) -> Iterator[Work]:
+    """Alone, with a residual that moves to other memory, and with one in place."""
+    for feedback in ("none", "moves", "in place"):
+        moved = _DENSE if feedback == "none" else 3 * _DENSE
+        peers = (_TORCH,) if feedback == "none" else ()
+        run = _selection("tracked", pairs, inputs, feedback)
+        yield Work(f"select, tracked, feedback {feedback}", run, moved, peers)
+    yield Work("select, cold", _selection("exact", pairs, inputs), _DENSE, (_TORCH,))
+    published = _selection("reference", pairs, inputs)
+    yield Work("select, MSTopK as published", published, _DENSE, (_TORCH,))
+
+    def by_torch() -> torch.Tensor:
+        values = next(inputs)
+        return values.gather(0, values.abs().topk(pairs, sorted=False).indices)
+
+    yield Work(_TORCH, by_torch, _DENSE)
 
 
-def _at_least(against: str, ratio: float, goal: float) -> dict[str, Any]:
-    return {"against": against, "ratio": ratio, "at_least": goal, "met": ratio >= goal}
+def _selection(
+    mode: str, pairs: int, inputs: Iterator[torch.Tensor], feedback: str = "none"
+) -> Callable[[], None]:
+    kernels = library()
+    kernels.bench_workspace_bytes.restype = kernels.bench_state_bytes.restype = ctypes.c_size_t
+    room = kernels.bench_workspace_bytes(ctypes.c_size_t(_ELEMENTS), ctypes.c_size_t(pairs))
+    sizes = (8 * pairs, kernels.bench_state_bytes(), room)
+    wire, state, workspace = (torch.zeros(n, device="cuda", dtype=torch.uint8) for n in sizes)
+    kept: list[torch.Tensor | None] = [None, None]
+    if feedback != "none":
+        kept = [torch.zeros(_ELEMENTS, device="cuda")] * 2
+    if feedback == "moves":
+        kept[1] = torch.zeros(_ELEMENTS, device="cuda")
+    steps = itertools.count(1)
 
+    def run() -> None:
+        step = next(steps)
+        residuals = (kept[step % 2], kept[(step + 1) % 2])
+        numbers = (_ELEMENTS, pairs, MODES.index(mode), step)
+        call(kernels.bench_select, wire, next(inputs), *residuals, *numbers, state, workspace)
 
-def _at_most(against: str, ratio: float, goal: float) -> dict[str, Any]:
-    return {"against": against, "ratio": ratio, "at_most": goal, "met": ratio <= goal}
+    return run

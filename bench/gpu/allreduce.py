@@ -1,0 +1,138 @@
+"""The all-reduce of ResNet-50's 161 gradients by two ranks on one GPU, by settings.
+
+* ``lanes``: 1 to 8, over NCCL's sockets and staged;
+* ``units``: the size of a unit, over NCCL's sockets, by lanes;
+* ``staged``: units straight through the ranks' slots, and through buffers, as inputs that are
+  looked at go: with one more pass of reading;
+* ``coded``: in groups, by compression; staged over `tcp`, for ranks that share memory code nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+import aiacc.torch as hvd
+from aiacc.torch.reducer.plan import FUSED_BYTES
+from bench.gpu import ranks, works
+from bench.job import in_turn
+from bench.record import Run
+from bench.tables import matrix
+from bench.turns import Spans
+
+_LANES = (1, 2, 3, 4, 6, 8)
+_COMPRESSIONS = ("none", "bf16", "int8", "mstopk")
+#: Cells whose contenders are jobs of their own: the variables of each.
+_SETTINGS: dict[str, dict[str, dict[str, str]]] = {
+    **{
+        f"lanes_{engine}": {
+            f"{lanes} lanes": {
+                "AIACC_GPU_ENGINE": engine,
+                "AIACC_LANES": str(lanes),
+                "AIACC_GPU_LANES": str(lanes),
+            }
+            for lanes in _LANES
+        }
+        for engine in ("nccl", "staged")
+    },
+    "units_nccl": {
+        f"{lanes} lanes, {unit}": {
+            "AIACC_GPU_ENGINE": "nccl",
+            "AIACC_GPU_LANES": str(lanes),
+            "AIACC_GPU_UNIT_BYTES": unit,
+        }
+        for lanes in (1, 2)
+        for unit in ("8MiB", "32MiB")
+    },
+    "units_staged": {
+        f"{way}, {unit}": {
+            "AIACC_GPU_ENGINE": "staged",
+            "AIACC_CHECK_FINITE": check,
+            "AIACC_UNIT_BYTES": unit,
+        }
+        for way, check in (("slots", "off"), ("buffers", "warn"))
+        for unit in ("256KiB", "1MiB", "4MiB")
+    },
+}
+#: Those whose contenders take turns in one job.
+_CODED = {
+    f"coded_{engine}": {"AIACC_GPU_ENGINE": engine, "AIACC_ENGINE": "tcp"}
+    for engine in ("nccl", "staged")
+}
+CELLS = (*_SETTINGS, *_CODED)
+_JOBS = 2
+
+
+def measure(cell: str, rounds: int | None) -> dict[str, Any]:
+    """Seconds of the sum; jobs of settings take turns."""
+    if cell in _CODED:
+        found = ranks.run("bench.gpu.allreduce:coded", 2, rounds, _CODED[cell])
+        samples = {name: [values] for name, values in found.items()}
+    else:
+        settings = _SETTINGS[cell]
+
+        def one(name: str) -> list[float]:
+            found = ranks.run("bench.gpu.allreduce:plain", 2, rounds, settings[name])
+            return list(found["sum"])
+
+        samples = in_turn(settings, _JOBS, one)
+    title = cell.replace("_", ", ")
+    return {"title": title, "unit": "s", "samples": samples, "machine": works.here()}
+
+
+def plain(task: dict[str, Any]) -> dict[str, Spans]:
+    """One rank: gradients one by one."""
+    ranks.begin()
+    names, tensors = ranks.gradients()
+
+    def run() -> None:
+        pairs = zip(names, tensors, strict=True)
+        for handle in [hvd.allreduce_async_(tensor, name=name) for name, tensor in pairs]:
+            hvd.synchronize(handle)
+
+    found = ranks.in_turn({"sum": run}, task["rounds"])
+    wrong = [name for name, tensor in zip(names, tensors, strict=True) if not tensor.eq(1).all()]
+    if wrong:
+        raise AssertionError(f"the average of ones is not one: {wrong}")
+    hvd.shutdown()
+    return found
+
+
+def coded(task: dict[str, Any]) -> dict[str, Spans]:
+    """One rank: gradients in groups, which differ, so that some are the largest."""
+    ranks.begin()
+    groups = list(_groups(ranks.gradients()[1]))
+
+    def contender(compression: str) -> Callable[[], None]:
+        def run() -> None:
+            submit: Any = hvd.grouped_allreduce_async
+            handles = [
+                submit(group, name=f"{compression}.{number}", compression=compression)
+                for number, group in enumerate(groups)
+            ]
+            for handle in handles:
+                hvd.synchronize(handle)
+
+        return run
+
+    found = ranks.in_turn({name: contender(name) for name in _COMPRESSIONS}, task["rounds"])
+    hvd.shutdown()
+    return found
+
+
+def _groups(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    group: list[torch.Tensor] = []
+    for tensor in tensors:
+        group.append(torch.randn_like(tensor))
+        if sum(one.nbytes for one in group) >= FUSED_BYTES:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def tables(runs: Sequence[Run]) -> str:
+    """A table for each cell, of one line."""
+    return "\n\n".join(matrix([run], {name: name for name in run["samples"]}, ()) for run in runs)
