@@ -7,6 +7,7 @@ from aiacc.planning.network import network_of
 from aiacc.planning.problem import Problem
 from bench import negotiation, record
 from bench.data import epochs
+from bench.gpu import works
 from bench.network import cells
 from bench.network.planning import row as planned
 from bench.network.workloads import names, workload
@@ -63,6 +64,19 @@ def test_contenders_take_turns_and_the_slowest_rank_counts(monkeypatch):
     assert orders == [(1, ["a", "c"]), (2, ["b"]), (1, ["c", "a"]), (2, ["b"])]
     assert found["samples"] == dict.fromkeys("abc", [[1.0, 1.5]] * 2)
     assert (found["unsent"], found["notes"]["a"]) == ({}, [{"rank": 1.0}] * 2)
+
+
+def test_works_on_a_gpu_stand_beside_a_copy_and_the_fastest_peer():
+    seconds = {"copy": 1.0, "pack": 1.25, "cat": 2.5, "foreach": 5.0}
+    run = {
+        "title": "one",
+        "samples": {name: [[value]] for name, value in seconds.items()},
+        "moved": {**dict.fromkeys(seconds, 10), "foreach": 0},
+        "over": {"pack": ["foreach", "cat"]},
+    }
+    lines = works.tables([run]).splitlines()[2:]
+    found = [line.split(" | ")[3:] for line in lines]
+    assert found == [["", " |"], ["80%", "0.50x cat |"], ["40%", " |"], ["", " |"]]
 
 
 def test_exposed_communication_is_what_a_step_without_it_has_not():
