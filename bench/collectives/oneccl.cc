@@ -39,11 +39,7 @@ extern "C" void all_reduce(float* data, std::size_t count) {
   ccl::allreduce(data, data, count, type, ccl::reduction::sum, *communicator).wait();
 }
 
-extern "C" void barrier() {
-  ccl::barrier(*communicator);
-}
+extern "C" void barrier() { ccl::barrier(*communicator); }
 
 /// Before the process ends: the library does not survive what it has made.
-extern "C" void stop() {
-  communicator.reset();
-}
+extern "C" void stop() { communicator.reset(); }
