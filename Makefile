@@ -64,7 +64,8 @@ nightly:  ## all that is too slow for every change, see tests/README.md
 	  "clang-tidy of all=make tidy TIDY_ARGS=" \
 	  "ThreadSanitizer of all=make tsan SANITIZER_FLAGS=-DAIACC_TSAN_ALL=ON" \
 	  "torch's own tests=make torch-tests" "oldest and newest versions=make versions" \
-	  "wheels=make wheel wheel-check" "images=make docker-check"
+	  "wheels=make wheel wheel-check" "images=make docker-check" \
+	  "speed beside what is kept=$(BIN)/python -m bench --alarm"
 
 .PHONY: build
 build: $(STAMPS)/package  ## the core, in place (aiacc/*.so)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from bench import machine, record
+from bench.overview import contests
+from bench.record import Run
 from bench.row import ROWS, Row
 from bench.tables import fastest, ratio
 
@@ -13,22 +16,31 @@ from bench.tables import fastest, ratio
 ALLOWED = 1.15
 
 
-def slower(
-    before: record.Run, now: record.Run, ours: Sequence[str], peers: Sequence[str]
-) -> str | None:
-    """How much slower the fastest of ours has become beside the fastest peer, if too much. Pure."""
-    ratios = []
-    for run in (before, now):
-        mine, theirs = fastest(run, ours), fastest(run, peers)
-        if mine is None or theirs is None:
-            return f"has nobody of {', '.join(peers if mine else ours)}"
-        ratios.append(ratio(run, mine, theirs))
-    if ratios[1] <= ALLOWED * ratios[0]:
-        return None
-    return f"{ratios[1]:.3f}x of the fastest peer (kept: {ratios[0]:.3f}x)"
+def slower(before: Iterable[Run], now: Iterable[Run], module: Any) -> str | None:
+    """What has become too slow: the fastest of ours beside the fastest peer, by work. Pure.
+
+    Args:
+        before: Works of a cell as they are kept, see `bench.overview.contests`.
+        now: The same, measured now.
+        module: Says OURS and PEERS.
+    """
+    kept, found = {run["title"]: _over(run, module) for run in before}, []
+    for run in now:
+        over, limit = _over(run, module), kept.get(run["title"])
+        if limit is not None and over > ALLOWED * limit:
+            text = f"{over:.3f}x of the fastest peer (kept: {limit:.3f}x)"
+            found.append(f"{run['title']}: {text}")
+    return "; ".join(found) or None
 
 
-def watch(measure: Callable[[Row, str], record.Run]) -> int:
+def _over(run: Run, module: Any) -> float:
+    ours, theirs = fastest(run, module.OURS), fastest(run, module.PEERS)
+    assert ours is not None
+    assert theirs is not None
+    return ratio(run, ours, theirs)
+
+
+def watch(measure: Callable[[Row, str], Run]) -> int:
     """Measure the watched cells of all rows; 1 if one of them is slower, also a second time.
 
     Cells that were kept on another kind of machine are named and not compared.
@@ -44,7 +56,8 @@ def watch(measure: Callable[[Row, str], record.Run]) -> int:
             module = row.load()
             text: str | None = "not measured"
             for _ in range(2):
-                text = slower(before, measure(row, cell), module.OURS, module.PEERS)
+                now = measure(row, cell)
+                text = slower(contests(module, [before]), contests(module, [now]), module)
                 if text is None:
                     break
             found += text is not None

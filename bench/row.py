@@ -93,6 +93,7 @@ ROWS: tuple[Row, ...] = (
         (*_STEP, "bench/network/workloads.py"),
         _ON_BED,
         105,
+        watched=("resnet50:300",),
     ),
     Row(
         "network.allreduce",
@@ -312,6 +313,12 @@ ROWS: tuple[Row, ...] = (
         paths=(*PRODUCT, "bench/collectives"),
         needs=("quiet",),
         minutes=15,
+        watched=(
+            "gradients:shm",
+            "gradients:tcp",
+            "small:shm",
+            "small:tcp",
+        ),
     ),
     Row(
         "blocking",
@@ -321,6 +328,10 @@ ROWS: tuple[Row, ...] = (
         paths=(*PRODUCT, "bench/collectives"),
         needs=("mpi4py", "quiet"),
         minutes=20,
+        watched=(
+            "shm",
+            "tcp",
+        ),
     ),
     Row(
         "step",
@@ -330,6 +341,10 @@ ROWS: tuple[Row, ...] = (
         paths=(*PRODUCT, "bench/collectives"),
         needs=("quiet",),
         minutes=15,
+        watched=(
+            "float32:shm",
+            "float32:tcp",
+        ),
     ),
     Row(
         "tensorflow",
@@ -339,6 +354,7 @@ ROWS: tuple[Row, ...] = (
         paths=(*PRODUCT, "bench/collectives"),
         needs=("tensorflow", "quiet"),
         minutes=10,
+        watched=("step:shm",),
     ),
     Row(
         "idle",

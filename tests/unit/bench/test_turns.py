@@ -1,8 +1,10 @@
 """How contenders take turns, and how samples come from the clocks of ranks."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from bench import turns
+from bench import alarm, turns
 
 
 def test_contenders_take_turns_and_the_warm_up_is_dropped():
@@ -30,3 +32,16 @@ def test_a_sample_lasts_from_the_last_arrival_to_the_last_departure():
     assert found["cpu"] == {"a": [3.5, 2.0]}
     with pytest.raises(ValueError, match="shorter"):
         turns.seconds([early, {"starts": [0.0], "ends": [1.0], "cpu": [1.0]}])
+
+
+def test_the_alarm_names_works_whose_fastest_way_has_lost_15_percent_to_the_fastest_peer():
+    module = SimpleNamespace(OURS=("a", "b"), PEERS=("c", "d"))
+
+    def run(title, ours, theirs):
+        return {"title": title, "samples": {"a": [[ours]], "b": [[9.0]], "c": [[theirs, 9, 9]],
+                                            "d": [[theirs]]}}  # fmt: skip
+
+    kept = [run("small", 1.0, 2.0), run("large", 1.0, 1.0)]
+    assert alarm.slower(kept, [run("small", 2.2, 4.0), run("large", 0.5, 0.5)], module) is None
+    found = alarm.slower(kept, [run("small", 1.2, 2.0), run("new", 9.0, 1.0)], module)
+    assert found == "small: 0.600x of the fastest peer (kept: 0.500x)"
