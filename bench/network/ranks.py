@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,9 @@ import torch.distributed as dist
 
 #: Operations at a time that are probed; more of them share what these had.
 _PROBED_LANES = 2
+#: So long threads of gloo have to drop what a communication hook has left there. Without that they
+#: hold the last reference to the group, which cannot join itself, or need Python when that is gone.
+_DROP_S = 1.0
 
 
 def probe(task: Any) -> Any:
@@ -43,4 +47,5 @@ def gloo(number: int, contexts: int = 1) -> Iterator[None]:
         world_size=int(os.environ["AIACC_SIZE"]),
     )
     yield
+    time.sleep(_DROP_S)
     dist.destroy_process_group()
