@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,16 +127,6 @@ def run_on(
         if code != 0:
             raise JobError(f"{work}: the job ended with code {code}")
         return _results(Path(folder), bed.spec.hosts * per_host, work)
-
-
-def in_turn(names: Iterable[str], rounds: int, run: Callable[[str], Any]) -> dict[str, list[Any]]:
-    """What ``run`` returns for each name in each round; every second round goes backwards."""
-    found: dict[str, list[Any]] = {name: [] for name in names}
-    for number in range(rounds):
-        for name in list(found)[:: 1 if number % 2 == 0 else -1]:
-            print(f"[bench] round {number}: {name}", file=sys.stderr, flush=True)
-            found[name].append(run(name))
-    return found
 
 
 def _worker(work: str, task: Mapping[str, Any], folder: Path) -> list[str]:

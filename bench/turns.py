@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,16 @@ class Contender:
 def in_turn(things: Iterable[Thing], number: int) -> list[Thing]:
     """The order of a round: every second one goes backwards."""
     return list(things)[:: -1 if number % 2 else 1]
+
+
+def by_name(names: Iterable[str], rounds: int, run: Callable[[str], Any]) -> dict[str, list[Any]]:
+    """What ``run`` returns for each name in each round."""
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    for number in range(rounds):
+        for name in in_turn(found, number):
+            print(f"[bench] round {number}: {name}", file=sys.stderr, flush=True)
+            found[name].append(run(name))
+    return found
 
 
 def alternate(starts: Sequence[Callable[[], Thing]], times: int) -> list[Thing]:

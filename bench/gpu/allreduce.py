@@ -17,10 +17,9 @@ import torch
 import aiacc.torch as hvd
 from aiacc.torch.reducer.plan import FUSED_BYTES
 from bench.gpu import ranks, works
-from bench.job import in_turn
 from bench.record import Run
 from bench.tables import matrix
-from bench.turns import Spans
+from bench.turns import Spans, by_name
 
 _LANES = (1, 2, 3, 4, 6, 8)
 _COMPRESSIONS = ("none", "bf16", "int8", "mstopk")
@@ -77,7 +76,7 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
             found = ranks.run("bench.gpu.allreduce:plain", 2, rounds, settings[name])
             return list(found["sum"])
 
-        samples = in_turn(settings, _JOBS, one)
+        samples = by_name(settings, _JOBS, one)
     title = cell.replace("_", ", ")
     return {"title": title, "unit": "s", "samples": samples, "machine": works.here()}
 
@@ -92,7 +91,7 @@ def plain(task: dict[str, Any]) -> dict[str, Spans]:
         for handle in [hvd.allreduce_async_(tensor, name=name) for name, tensor in pairs]:
             hvd.synchronize(handle)
 
-    found = ranks.in_turn({"sum": run}, task["rounds"])
+    found = ranks.by_name({"sum": run}, task["rounds"])
     wrong = [name for name, tensor in zip(names, tensors, strict=True) if not tensor.eq(1).all()]
     if wrong:
         raise AssertionError(f"the average of ones is not one: {wrong}")
@@ -117,7 +116,7 @@ def coded(task: dict[str, Any]) -> dict[str, Spans]:
 
         return run
 
-    found = ranks.in_turn({name: contender(name) for name in _COMPRESSIONS}, task["rounds"])
+    found = ranks.by_name({name: contender(name) for name in _COMPRESSIONS}, task["rounds"])
     hvd.shutdown()
     return found
 

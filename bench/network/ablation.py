@@ -9,10 +9,10 @@ from typing import Any
 from bench import tables as markdown
 from bench.bed.bed import bed_for
 from bench.bed.plan import Spec
-from bench.job import in_turn
 from bench.network.allreduce import CONGESTION
 from bench.network.training import Way, job
 from bench.record import Run
+from bench.turns import by_name
 
 CELLS = ("resnet50",)
 _LANES = (1, 4, 8)
@@ -44,7 +44,7 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     """All settings in turn."""
     spec = Spec("ablation", _HOSTS, flow_mbit=75, nic_mbit=250, congestion=CONGESTION)
     with bed_for(spec) as bed:
-        found = in_turn(
+        found = by_name(
             SETTINGS,
             rounds or _ROUNDS,
             lambda setting: job(bed, cell, way(setting), _STEPS, per_host=_PER_HOST),

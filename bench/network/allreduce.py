@@ -17,8 +17,9 @@ from bench import plots
 from bench import tables as markdown
 from bench.bed.bed import Bed, BedError, bed_for
 from bench.bed.plan import Spec
-from bench.job import in_turn, run_on
+from bench.job import run_on
 from bench.record import Run, samples
+from bench.turns import by_name
 
 Array = npt.NDArray[Any]
 
@@ -106,7 +107,7 @@ def measure_on(
 ) -> dict[str, Any]:
     """What is kept of all ways on one bed; each job has several samples."""
     with bed_for(spec) as bed:
-        found = in_turn(
+        found = by_name(
             keys, rounds or _ROUNDS, lambda key: _job(bed, Way.of(key), per_host, mib << 20)
         )
     return {

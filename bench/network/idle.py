@@ -15,10 +15,10 @@ from typing import Any
 from bench import tables as markdown
 from bench.bed.bed import bed_for
 from bench.bed.plan import Spec
-from bench.job import in_turn
 from bench.network.allreduce import CONGESTION
 from bench.network.training import Way, ddp, job
 from bench.record import Run
+from bench.turns import by_name
 
 #: Milliseconds that a packet takes longer.
 CELLS = ("3", "10", "20")
@@ -52,7 +52,7 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
             way, setting = key.split(":")
             return job(beds[setting], "resnet50", _WAYS[way], _STEPS, compute_s=_COMPUTE_S)
 
-        found = in_turn(_TITLES, rounds or _ROUNDS, run)
+        found = by_name(_TITLES, rounds or _ROUNDS, run)
     return {
         "title": f"{spec.nic_mbit:g} Mbit/s, {spec.delay_ms:g} ms",
         "unit": "s",

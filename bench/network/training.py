@@ -10,9 +10,10 @@ from bench import plots
 from bench import tables as markdown
 from bench.bed.bed import Bed, bed_for
 from bench.bed.plan import Spec
-from bench.job import in_turn, run_on
+from bench.job import run_on
 from bench.network.workloads import workload
 from bench.record import Run
+from bench.turns import by_name
 
 #: Workload, and Mbit/s of a flow; 0: flows are not capped.
 CELLS = ("resnet50:300", "resnet50:0", "vgg16:300", "vgg16:0", "bert-base:300", "bert-base:0")
@@ -100,7 +101,7 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     name, flow_mbit = cell.split(":")
     spec = Spec("training", hosts=4, flow_mbit=float(flow_mbit), nic_mbit=1000)
     with bed_for(spec) as bed:
-        found = in_turn(WAYS, rounds or _ROUNDS, lambda way: job(bed, name, WAYS[way], _STEPS))
+        found = by_name(WAYS, rounds or _ROUNDS, lambda way: job(bed, name, WAYS[way], _STEPS))
     return {
         "title": f"{workload(name).title}; {spec.caps}",
         "unit": "s",

@@ -1,3 +1,0 @@
-"""Moved to `bench.collectives.tensors`."""
-
-from bench.collectives.tensors import BFLOAT16_EXACT as BFLOAT16_EXACT
