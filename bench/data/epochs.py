@@ -19,6 +19,7 @@ from typing import Any
 from bench import job, plots
 from bench.record import Run, samples
 from bench.tables import spread, table
+from bench.turns import by_name
 
 NODES, LOCAL = 2, 2
 COUNT = 384
@@ -76,7 +77,7 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bench-data-") as folder:
         origin = Path(folder) / "images"
         size = images.make(one.kind, COUNT, origin)
-        jobs = job.in_turn(one.contenders, rounds or _ROUNDS, lambda name: _job(name, one, origin))
+        jobs = by_name(one.contenders, rounds or _ROUNDS, lambda name: _job(name, one, origin))
     found = [found for of_name in jobs.values() for found in of_name]
     for what in ("images", "sums"):
         if len(set().union(*(each[what] for each in found))) > 1:
