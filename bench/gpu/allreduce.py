@@ -91,7 +91,7 @@ def plain(task: dict[str, Any]) -> dict[str, Spans]:
         for handle in [hvd.allreduce_async_(tensor, name=name) for name, tensor in pairs]:
             hvd.synchronize(handle)
 
-    found = ranks.by_name({"sum": run}, task["rounds"])
+    found = ranks.in_turn({"sum": run}, task["rounds"])
     wrong = [name for name, tensor in zip(names, tensors, strict=True) if not tensor.eq(1).all()]
     if wrong:
         raise AssertionError(f"the average of ones is not one: {wrong}")
@@ -116,7 +116,7 @@ def coded(task: dict[str, Any]) -> dict[str, Spans]:
 
         return run
 
-    found = ranks.by_name({name: contender(name) for name in _COMPRESSIONS}, task["rounds"])
+    found = ranks.in_turn({name: contender(name) for name in _COMPRESSIONS}, task["rounds"])
     hvd.shutdown()
     return found
 
