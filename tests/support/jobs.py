@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 
 from aiacc import basics
+from tests.support import meeting
 from tests.support.ranks import run_ranks
 
 #: Where MPI moves tensors.
@@ -89,7 +90,7 @@ def in_job(function: Callable[..., Any]) -> Callable[..., Any]:
         _take_one_thread()
         basics.init()
         result = function(*args)
-        basics.shutdown()
+        _end_together()
         return result
 
     return call
@@ -107,6 +108,12 @@ def until_it_fails(call: Callable[[], object]) -> None:
     """Call it again and again."""
     while True:
         call()
+
+
+def _end_together() -> None:
+    """Shut down where no rank is left with work that needs the others: one returns before it."""
+    meeting.meet()
+    basics.shutdown()
 
 
 def _take_one_thread() -> None:
@@ -132,7 +139,7 @@ class _Body:
         if self._starts:
             basics.init()
         self.run(arguments)
-        basics.shutdown()
+        _end_together()
 
     def run(self, arguments: Mapping[str, Any]) -> None:
         """What the test has written, alone."""

@@ -22,6 +22,8 @@ from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
+from tests.support import meeting
+
 #: Variables in which launchers tell a process its rank, in the order in which they are believed.
 _RANK_VARIABLES = ("AIACC_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 #: Of a message between rank_forks.py and the process that forks ranks.
@@ -40,6 +42,7 @@ def main(address: str) -> int:
         function, args = connection.recv()
         connection.send(("begin", None))
         connection.recv()  # all the others have begun, too
+        meeting.runner = connection
         outcome = ("result", function(*args))
     except BaseException:  # the parent raises it; nothing is swallowed
         outcome = ("error", traceback.format_exc())

@@ -210,6 +210,7 @@ class _Run:
         self._ranks: dict[int, _Rank] = {}
         self._results: dict[int, Any] = {}
         self._begun: set[int] = set()
+        self._met: set[int] = set()
         #: Direct children by file descriptor: ranks, or a launcher as number -1.
         self._children: dict[int, tuple[int, subprocess.Popen[bytes] | ForkedRank]] = {}
         self._selector = selectors.DefaultSelector()
@@ -231,6 +232,11 @@ class _Run:
             forked = fork(self._task[0], number, environment, address)
             self._watch(number, forked or _spawn([sys.executable, *program], environment))
 
+    def _let_go_on(self, numbers: set[int]) -> None:
+        for number in numbers:
+            with contextlib.suppress(OSError):  # it has died; its end tells how
+                self._ranks[number].connection.send(None)
+
     def _watch(self, number: int, child: subprocess.Popen[bytes] | ForkedRank) -> None:
         descriptor = os.pidfd_open(child.pid)
         self._children[descriptor] = (number, child)
@@ -239,9 +245,7 @@ class _Run:
     def results(self, timeout: float) -> list[Any]:
         everybody = set(range(self._size))
         self._await(everybody, self._begun, LIMIT_S)
-        for rank in self._ranks.values():
-            with contextlib.suppress(OSError):  # it has died; its end tells how
-                rank.connection.send(None)
+        self._let_go_on(everybody)
         self._await(everybody - self._missing, self._results, timeout)
         return [self._results.get(number) for number in range(self._size)]
 
@@ -280,10 +284,16 @@ class _Run:
         if kind == "begin":
             self._begun.add(rank.number)
             return
-        self._selector.unregister(rank.connection)
-        if kind == "error":
-            raise RankFailedError(f"rank {rank.number} of {self._size} failed:\n{value}")
-        self._results[rank.number] = value
+        if kind == "met":
+            self._met.add(rank.number)
+        else:
+            self._selector.unregister(rank.connection)
+            if kind == "error":
+                raise RankFailedError(f"rank {rank.number} of {self._size} failed:\n{value}")
+            self._results[rank.number] = value
+        if self._met | self._results.keys() | self._missing >= set(range(self._size)):
+            self._let_go_on(self._met)
+            self._met.clear()
 
     def _ended(self, descriptor: int) -> None:
         self._selector.unregister(descriptor)

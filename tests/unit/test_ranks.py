@@ -1,6 +1,7 @@
 """The harness itself: programs and ranks that fail, die or hang are named, and nothing is left."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.support import meeting
 from tests.support.programs import run_program
 from tests.support.ranks import RankFailedError, run_ranks
 
@@ -74,6 +76,25 @@ def _rank() -> int:
 
 def _double(value):
     return _rank(), os.getpid(), 2 * value
+
+
+def _meet_late(folder):
+    """The last rank gives the others a second to show that they wait for it."""
+    finished = os.open(folder / "finished", os.O_RDWR)
+    if _rank() == 2:
+        select.select([finished], [], [], 1.0)
+        (folder / "came").touch()
+        meeting.meet()
+        return  # whoever has returned is not waited for
+    meeting.meet()
+    os.write(finished, b".")
+    assert (folder / "came").exists(), "the last rank has not come"
+    meeting.meet()
+
+
+def test_ranks_meet_with_all_that_have_not_returned(tmp_path):
+    os.mkfifo(tmp_path / "finished")
+    run_ranks(3, _meet_late, tmp_path)
 
 
 def test_results_come_in_rank_order_and_no_process_is_left():
