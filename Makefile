@@ -13,6 +13,11 @@ TIMM := timm==1.0.31
 # What tests of aiacc.data load data with; without torch, which would be another one.
 TORCHDATA := torchdata==0.11.0
 
+# What bench/ compares with; Horovod and UCC are built elsewhere, see bench/README.md.
+PEERS := mpi4py==4.1.2 pytorch_optimizer==4.1.0
+# In a place of its own, for it brings an mpirun.
+ONECCL := oneccl==2022.1.2 oneccl-devel==2022.1.2 impi-rt==2021.18.1
+
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := build/stamps
@@ -59,8 +64,8 @@ quick: $(STAMPS)/package  ## in minutes: unit tests, one job of ranks per front-
 
 .PHONY: nightly
 nightly:  ## all that is too slow for every change, see tests/README.md
-	@$(PYTHON) .ci/stages.py "set-up!=make gtest build/stamps/package" "build!=make build" \
-	  "C++ tests=make test-cpp-nightly" "Python tests=make test-python-nightly" \
+	@$(PYTHON) .ci/stages.py "set-up!=make gtest build/stamps/package build/stamps/peers" \
+	  "build!=make build" "C++ tests=make test-cpp-nightly" "Python tests=make test-python-nightly" \
 	  "clang-tidy of all=make tidy TIDY_ARGS=" \
 	  "ThreadSanitizer of all=make tsan SANITIZER_FLAGS=-DAIACC_TSAN_ALL=ON" \
 	  "torch's own tests=make torch-tests" "oldest and newest versions=make versions" \
@@ -144,7 +149,7 @@ tidy: $(STAMPS)/tidy build  ## clang-tidy over what has changed since main (TIDY
 	$(BIN)/python .ci/tidy.py --jobs $(JOBS) $(TIDY_ARGS)
 
 .PHONY: bench
-bench: gtest build  ## measure all rows, keep results and tables (ROWS="collectives step": some)
+bench: gtest build $(STAMPS)/peers  ## measure all rows, keep results and tables (ROWS="collectives step": some)
 	$(BIN)/cmake --preset dev -DAIACC_TESTS=ON $(CMAKE_FLAGS) >build/dev.log
 	$(BIN)/cmake --build --preset dev --target negotiation_bench codes_bench
 	$(BIN)/python -m bench $(or $(ROWS),all) --write
@@ -194,6 +199,13 @@ $(STAMPS)/tools: Makefile
 $(STAMPS)/package: $(STAMPS)/tools pyproject.toml setup.py
 	$(BIN)/python -m pip uninstall -qq -y aiacc
 	AIACC_SKIP_CMAKE=1 $(BIN)/python -m pip install -q --no-build-isolation -e '.[dev,examples,mpi]'
+	@touch $@
+
+$(STAMPS)/peers: $(STAMPS)/package
+	.ci/apt_install openmpi-bin
+	$(BIN)/python -m pip install -q --no-deps $(PEERS)
+	$(PYTHON) -m venv build/peers/oneccl
+	build/peers/oneccl/bin/python -m pip install -q $(ONECCL)
 	@touch $@
 
 $(STAMPS)/release: $(STAMPS)/package

@@ -65,11 +65,10 @@ def _others(task: dict[str, Any], way: str, folder: Path) -> dict[str, Callable[
         name: peers.start(mpi, way, f"{_RANKS}mpi", {**task, "name": name}, {})
         for name, mpi in peers.all_mpis().items()
     }
-    prefix, intel = peers.place("ONECCL"), peers.intel_mpi()
-    if prefix is not None and intel is not None:
+    if intel := peers.intel_mpi():
         # Its worker waits for a core that the rank itself has.
         variables = {"CCL_YIELD": "sched_yield", "CCL_LOG_LEVEL": "error"}
-        library = str(_compiled(prefix, folder))
+        library = str(_compiled(peers.ONECCL, folder))
         task = {**task, "library": library}
         found["oneccl"] = peers.start(intel, way, f"{_RANKS}oneccl", task, variables)
     prefix = peers.place("UCC")

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from bench import job, turns
+from bench.machine import ROOT
 from bench.record import Run
 
+#: Where `make build/stamps/peers` puts oneCCL and Intel MPI.
+ONECCL = ROOT / "build/peers/oneccl"
 #: `AIACC_ENGINE` of each way for the ranks of one machine to talk.
 ENGINES = {"shm": "auto", "tcp": "tcp"}
 #: The same in words: gloo has sockets only.
@@ -72,8 +75,8 @@ def open_mpi() -> Mpi | None:
 
 def intel_mpi() -> Mpi | None:
     """That which comes with oneCCL."""
-    prefix = place("ONECCL")
-    if prefix is None:
+    prefix = ONECCL
+    if not prefix.exists():
         return None
     libraries = str(prefix / "lib")
     variables = {
@@ -165,9 +168,9 @@ def _of_horovod(work: str, task: Mapping[str, Any], way: str) -> list[Callable[[
 #: What is said of a peer that is not here.
 ABSENT = {
     "horovod": "Horovod (set AIACC_BENCH_HOROVOD)",
-    "mpich": "MPICH by its own calls (pip install mpi4py)",
-    "open_mpi": "Open MPI by its own calls (pip install mpi4py; apt install openmpi-bin)",
-    "oneccl": "oneCCL and Intel MPI (set AIACC_BENCH_ONECCL)",
+    "mpich": "MPICH by its own calls (make build/stamps/peers)",
+    "open_mpi": "Open MPI by its own calls (make build/stamps/peers)",
+    "oneccl": "oneCCL and Intel MPI (make build/stamps/peers)",
     "ucc": "UCC (set AIACC_BENCH_UCC)",
 }
 

@@ -2,10 +2,7 @@
 
 Everybody has as many trials, with seed 0; the best, by seconds, runs with the other seeds. Seconds
 are CPU seconds of one thread in steps, without measurements of the target, so that what else the
-machine does matters little. SOAP is from PyPI:
-
-    pip install --no-deps --target /tmp/peers pytorch_optimizer==4.1.0
-    PYTHONPATH=/tmp/peers python -m bench convergence.kfac
+machine does matters little.
 """
 
 from __future__ import annotations
