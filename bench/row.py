@@ -77,9 +77,9 @@ class Row:
 
 #: Sources that decide what engines send between hosts.
 _BED = ("csrc", "bench/bed/bed.py", "bench/bed/program.py", "bench/bed/launch.py")
-_STEP = (*_BED, "aiacc/torch", "aiacc/autotune", "bench/network/step.py")
 _ON_BED = ("root", "quiet")
 _NETWORK = ("bench/network/cells.py", "bench/network/ranks.py", "bench/network/workloads.py")
+_STEP = (*_NETWORK, "aiacc/torch", "bench/network/step.py", "bench/network/device.py")
 _BENCHMARKS = "docs/benchmarks.md"
 _ON_GPU = ("csrc/cuda", "csrc/kernels", "bench/gpu/works.py", "bench/gpu/gpu_bench.cc")
 _RANKS_ON_GPU = ("csrc", "aiacc/torch", "bench/gpu/ranks.py")
@@ -90,7 +90,7 @@ ROWS: tuple[Row, ...] = (
         "steps of ResNet-50, VGG-16 and BERT between capped hosts: aiacc and DDP over gloo",
         "bench.network.training",
         "docs/network.md",
-        (*_STEP, "bench/network/workloads.py"),
+        (*_BED, *_STEP, "aiacc/autotune"),
         _ON_BED,
         105,
         watched=("resnet50:300",),
@@ -136,7 +136,7 @@ ROWS: tuple[Row, ...] = (
         "what connections lose that start slowly again after a pause",
         "bench.network.idle",
         "docs/network.md",
-        (*_STEP, "bench/bed/native/relay.c"),
+        (*_BED, *_STEP, "bench/bed/native/relay.c"),
         _ON_BED,
         12,
     ),
@@ -145,7 +145,7 @@ ROWS: tuple[Row, ...] = (
         "what lanes, units, hierarchy and negotiation are worth in a step",
         "bench.network.ablation",
         "docs/network.md",
-        _STEP,
+        (*_BED, *_STEP),
         _ON_BED,
         20,
     ),
@@ -161,24 +161,18 @@ ROWS: tuple[Row, ...] = (
     Row(
         "network.planning",
         "steps with planned buckets on capped hosts, DDP over gloo, and the model of both",
-        "bench.network.planning.row",
+        "bench.network.planning",
         "docs/planning.md",
-        (
-            *("csrc/core", "csrc/engines", "csrc/control", "aiacc/planning", "aiacc/torch"),
-            *(*_NETWORK, "bench/network/planning/step.py", "bench/network/planning/device.py"),
-        ),
+        ("csrc/core", "csrc/engines", "csrc/control", "aiacc/planning", *_STEP),
         needs=("root", "quiet"),
         minutes=240,
     ),
     Row(
         "network.compression",
         "ways for gradients to travel between capped hosts, and DDP over gloo",
-        "bench.network.compression.row",
+        "bench.network.compression",
         "docs/compression.md",
-        (
-            *("csrc/core", "csrc/engines", "csrc/kernels", "aiacc/compression", "aiacc/torch"),
-            *(*_NETWORK, "bench/network/compression/step.py"),
-        ),
+        ("csrc/core", "csrc/engines", "csrc/kernels", "aiacc/compression", *_STEP),
         needs=("root", "quiet"),
         minutes=180,
     ),

@@ -10,9 +10,8 @@ from bench import tables as markdown
 from bench.bed.bed import bed_for
 from bench.bed.plan import Spec
 from bench.network.allreduce import CONGESTION
-from bench.network.training import Way, job
+from bench.network.cells import Contender, trained
 from bench.record import Run
-from bench.turns import by_name
 
 CELLS = ("resnet50",)
 _LANES = (1, 4, 8)
@@ -27,35 +26,30 @@ SETTINGS = (
     *(f"tcp:4:1MiB:{how}" for how in ("names", "once")),
 )
 _HOSTS, _PER_HOST = 4, 2
-_STEPS, _ROUNDS = 3, 2
 
 
-def way(setting: str) -> Way:
-    """How ranks train with a setting; the first step of a job never counts."""
+def _way(setting: str) -> Contender:
+    """How ranks train with a setting."""
     engine, lanes, unit, negotiation = setting.split(":")
     variables = {"AIACC_ENGINE": engine, "AIACC_LANES": lanes, "AIACC_UNIT_BYTES": unit}
     if negotiation == "names":
         variables["AIACC_CACHE_CAPACITY"] = "0"
-    groups = 1 if negotiation == "once" else 0
-    return Way(setting, "aiacc", variables, warm_up=0, groups=groups)
+    groups = 1 if negotiation == "once" else None
+    return Contender(setting, "aiacc", variables, groups=groups, warmup=1, per_host=_PER_HOST)
 
 
 def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     """All settings in turn."""
     spec = Spec("ablation", _HOSTS, flow_mbit=75, nic_mbit=250, congestion=CONGESTION)
     with bed_for(spec) as bed:
-        found = by_name(
-            SETTINGS,
-            rounds or _ROUNDS,
-            lambda setting: job(bed, cell, way(setting), _STEPS, per_host=_PER_HOST),
-        )
+        found = trained(bed, cell, {setting: _way(setting) for setting in SETTINGS}, rounds)
     return {
         "title": f"{_HOSTS} hosts of {_PER_HOST} ranks; {spec.caps}",
         "unit": "s",
-        "samples": {name: [one["seconds"] for one in jobs] for name, jobs in found.items()},
+        **found,
         "negotiation": {
-            name: [jobs[-1]["rounds_per_step"], jobs[-1]["control_bytes_per_step"]]
-            for name, jobs in found.items()
+            name: [notes[-1]["rounds_per_step"], notes[-1]["control_bytes_per_step"]]
+            for name, notes in found["notes"].items()
         },
         "bed": asdict(spec),
     }

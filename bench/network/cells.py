@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,8 +15,10 @@ from aiacc.planning.network import network_of
 from bench import job, plots
 from bench.bed.bed import Bed
 from bench.bed.plan import Spec
+from bench.network.workloads import workload
 from bench.record import Run, samples
 from bench.tables import amount, fastest, ratio, spread, table
+from bench.turns import in_turn
 
 HOSTS = 4
 #: Jobs of a cell, and steps that count of each contender in each of them.
@@ -23,6 +26,51 @@ ROUNDS, STEPS = 2, 3
 #: Share of a packet that is TCP's payload, at an MTU of 1500.
 _PAYLOAD = 1448 / 1514
 _LIMIT_S = 7200.0
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to train, by `bench.network.step`.
+
+    Attributes:
+        title: As in tables.
+        kind: aiacc, ddp, or none for no communication.
+        variables: Environment of aiacc's ranks.
+        plan: As text, "auto", or None.
+        groups: Of gradients that are reduced together, None for each by itself.
+        compression: Of aiacc: a codec as text, or "Compression." and its attribute.
+        unsent: Whether steps in which nothing is sent are timed, too.
+        views: Whether gradients are views of buckets.
+        cap_mb: Of DDP's buckets, unless there are ``limits_mib``.
+        limits_mib: Of each of DDP's buckets.
+        contexts: How often gloo's interface is listed.
+        hook: DDP's communication hook: "", fp16 or powersgd.
+        warmup: Steps that do not count: buckets are formed after the first, and TCP finds its
+            windows.
+        per_host: Ranks on each host.
+    """
+
+    title: str
+    kind: str = "aiacc"
+    variables: Mapping[str, str] = field(default_factory=dict)
+    plan: str | None = None
+    groups: int | None = None
+    compression: str = "Compression.none"
+    unsent: bool = False
+    views: bool = False
+    cap_mb: int = 25
+    limits_mib: Sequence[float] | None = None
+    contexts: int = 1
+    hook: str = ""
+    warmup: int = 4
+    per_host: int = 1
+
+
+def ddp(cap_mb: int, contexts: int = 1, what: str = "", **options: Any) -> Contender:
+    """DDP over gloo, which has connections of its own each time that an interface is listed."""
+    listed = f", interface listed {contexts} times" if contexts > 1 else ""
+    title = f"DDP/gloo{what}, {cap_mb} MB{listed}"
+    return Contender(title, "ddp", cap_mb=cap_mb, contexts=contexts, **options)
 
 
 def spec(name: str, mbit: float, hosts: int = HOSTS, delay_ms: float = 0.0) -> Spec:
@@ -69,6 +117,36 @@ def cost_of(network: Mapping[str, Any]) -> CostModel:
         return network_of(str(path)).cost()
 
 
+def trained(
+    bed: Bed,
+    name: str,
+    contenders: Mapping[str, Contender],
+    rounds: int | None,
+    compute_s: float | None = None,
+    variables: Mapping[str, str] | None = None,
+    *,
+    checked: bool = True,
+) -> dict[str, Any]:
+    """What `measured` returns of steps of a workload, by `bench.network.step`.
+
+    Args:
+        bed: The hosts.
+        name: Of the workload.
+        contenders: By name.
+        rounds: None for ROUNDS.
+        compute_s: What the device takes, None for the published one.
+        variables: Added to the environment of the ranks.
+        checked: Whether gradients are numbers whose averages are known.
+    """
+    task = {
+        "workload": name,
+        "compute_s": workload(name).compute_s if compute_s is None else compute_s,
+        "checked": checked,
+    }
+    told = [{"name": name, **asdict(one)} for name, one in contenders.items()]
+    return measured(bed, "bench.network.step:rank", task, told, rounds, variables)
+
+
 def measured(
     bed: Bed,
     work: str,
@@ -97,7 +175,7 @@ def measured(
     """
     found: dict[str, dict[str, list[Any]]] = {"samples": {}, "unsent": {}, "notes": {}}
     for number in range(ROUNDS if rounds is None else rounds):
-        order = list(contenders)[:: 1 if number % 2 == 0 else -1]
+        order = in_turn(contenders, number)
         for per_host in dict.fromkeys(one.get("per_host", 1) for one in order):
             together = [one for one in order if one.get("per_host", 1) == per_host]
             ranks = job.run_on(

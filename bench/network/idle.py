@@ -16,15 +16,15 @@ from bench import tables as markdown
 from bench.bed.bed import bed_for
 from bench.bed.plan import Spec
 from bench.network.allreduce import CONGESTION
-from bench.network.training import Way, ddp, job
+from bench.network.cells import ROUNDS, Contender, ddp, trained
 from bench.record import Run
 from bench.turns import by_name
 
 #: Milliseconds that a packet takes longer.
 CELLS = ("3", "10", "20")
 _WAYS = {
-    "aiacc": Way("aiacc", "aiacc", {"AIACC_ENGINE": "tcp", "AIACC_LANES": "4"}, warm_up=3),
-    "ddp": replace(ddp(1, 25), warm_up=3),
+    "aiacc": Contender("aiacc", "aiacc", {"AIACC_ENGINE": "tcp", "AIACC_LANES": "4"}),
+    "ddp": ddp(25, views=True),
 }
 #: The way, and the setting of all hosts.
 _TITLES = {
@@ -32,7 +32,6 @@ _TITLES = {
     for name, way in _WAYS.items()
     for setting in (1, 0)
 }
-_STEPS, _ROUNDS = 5, 2
 #: Computation of a step: 1.5 times what all gradients take on the wire.
 _COMPUTE_S = 1.924
 
@@ -42,21 +41,22 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     spec = Spec("idle0", 4, flow_mbit=0, congestion=CONGESTION, delay_ms=float(cell))
     with ExitStack() as stack:
         beds = {
-            str(int(on)): stack.enter_context(
-                bed_for(replace(spec, name=f"idle{int(on)}", slow_start_after_idle=on))
+            on: stack.enter_context(
+                bed_for(replace(spec, name=f"idle{on}", slow_start_after_idle=on == "1"))
             )
-            for on in (False, True)
+            for on in ("0", "1")
         }
-
-        def run(key: str) -> Any:
-            way, setting = key.split(":")
-            return job(beds[setting], "resnet50", _WAYS[way], _STEPS, compute_s=_COMPUTE_S)
-
-        found = by_name(_TITLES, rounds or _ROUNDS, run)
+        found = by_name(
+            beds, rounds or ROUNDS, lambda on: trained(beds[on], "resnet50", _WAYS, 1, _COMPUTE_S)
+        )
     return {
         "title": f"{spec.nic_mbit:g} Mbit/s, {spec.delay_ms:g} ms",
         "unit": "s",
-        "samples": {key: [one["seconds"] for one in jobs] for key, jobs in found.items()},
+        "samples": {
+            f"{way}:{on}": [one["samples"][way][0] for one in jobs]
+            for on, jobs in found.items()
+            for way in _WAYS
+        },
         "compute_s": _COMPUTE_S,
         "bed": asdict(spec),
     }

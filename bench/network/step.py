@@ -1,108 +1,185 @@
-"""Training steps of a workload on the ranks of a job: real communication, a modelled device.
-
-Forward and backward pass sleep, and leave the CPU to the communication.
-"""
+"""Ranks that train as contenders say, each in a new optimizer, on a device that is modelled."""
 
 from __future__ import annotations
 
-import itertools
+import gc
+import io
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from operator import attrgetter
 from typing import Any
+from unittest import mock
 
 import torch
-import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.collectives.tensors import Tensors
-from bench.collectives.training import FreeModel
-from bench.network.allreduce import BFLOAT16_EXACT
-from bench.network.workloads import Workload, workload
+import aiacc.torch as hvd
+from aiacc.compression.compressor import AUTO
+from aiacc.planning.plan import ALL_REDUCE, Plan
+from bench.collectives.tensors import BFLOAT16_EXACT, Tensors
+from bench.network.device import Device, LayeredModel, Update
+from bench.network.ranks import gloo
+from bench.network.workloads import workload
+from bench.shapes import Shape
+
+#: The step in which parameters are updated, so that they can be checked: the first one with a plan.
+_LEARNS = 1
+#: Of torch's PowerSGD: rank of the matrices, and the first step in which it compresses, for DDP
+#: forms its buckets anew after the first.
+_RANK, _START = 4, 2
+
+Trained = tuple[torch.nn.Module, torch.optim.Optimizer]
 
 
-class _NoUpdate(torch.optim.Optimizer):
-    """Leaves the parameters as they are: the update would run on the device."""
+class _Random:
+    """Gradients that lossy codes leave unknown. They take a quarter of the memory of `Tensors`."""
 
-    def __init__(self, parameters: object) -> None:
-        """Take the parameters."""
-        super().__init__(parameters, {})  # type: ignore[arg-type]
+    def __init__(self, shapes: list[tuple[str, Shape]], rank: int) -> None:
+        self.names = [name for name, _ in shapes]
+        self.tensors = [torch.empty(shape) for _, shape in shapes]
+        self._generator = torch.Generator().manual_seed(rank)
 
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """Do nothing."""
-
-
-class _Device:
-    """Sleeps as long as the modelled device computes."""
-
-    def __init__(self, work: Workload) -> None:
-        """Take the times of ``work``."""
-        self._forward_s, self._backward_s = work.forward_s, work.backward_s
-        self._began = 0.0
-
-    def forward(self) -> None:
-        """Sleep through the forward pass; the backward pass begins when this returns."""
-        time.sleep(self._forward_s)
-        self._began = time.monotonic()
-
-    def gradient(self, index: int) -> None:
-        """Sleep until the gradient of that parameter is computed."""
-        left = self._began + self._backward_s[index] - time.monotonic()
-        if left > 0:
-            time.sleep(left)
+    def fill(self) -> None:
+        for tensor in self.tensors:
+            tensor.normal_(generator=self._generator)
 
 
-def run(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Be a rank: train in the way that ``task`` says; seconds of each step, and what was sent."""
+def rank(task: Any) -> dict[str, Any]:
+    """Run the contenders, see `bench.network.cells.Contender`.
+
+    Args:
+        task: Besides what `bench.network.cells.measured` adds: "workload"; "compute_s", which the
+            device takes; "checked": whether gradients are numbers whose averages are known.
+    """
     torch.set_num_threads(1)
     rank, size = int(os.environ["AIACC_RANK"]), int(os.environ["AIACC_SIZE"])
-    work = workload(task["workload"])
-    if task["compute_s"]:
-        work = work.lasting(task["compute_s"])
-    narrow = task["compression"] != "none"
-    gradients = Tensors(work.shapes, rank, size, BFLOAT16_EXACT if narrow else 0)
-    gradients.fill()  # once: averages of averages are the same
-    device = _Device(work)
-    model = FreeModel(gradients, device.gradient)
-    module: torch.nn.Module = model
-    optimizer: torch.optim.Optimizer = _NoUpdate(model.parameters())
-    if task["kind"] == "aiacc":
-        import aiacc.torch as hvd
-
-        hvd.init()
-        optimizer = hvd.DistributedOptimizer(
-            optimizer,
-            model.named_parameters(),
-            groups=task["groups"] or None,
-            compression=getattr(hvd.Compression, task["compression"]),
-        )
-    elif task["kind"] == "ddp":
-        meeting = f"tcp://{os.environ['AIACC_ADDR']}"
-        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)
-        module = DistributedDataParallel(
-            model,
-            bucket_cap_mb=task["bucket_mb"],
-            gradient_as_bucket_view=True,
-            init_sync=False,
-        )
-    value = torch.zeros(())
-    ends = []
-    for _ in range(1 + task["warm_up"] + task["steps"]):
-        optimizer.zero_grad()
-        device.forward()
-        module(value).backward()
-        optimizer.step()
-        ends.append(time.perf_counter())
-    if task["kind"] != "none":
-        averages = [parameter.grad for parameter in model.parameters()]
-        gradients.check(averages, (size + 1) / 2)  # type: ignore[arg-type]
-    seconds = [after - before for before, after in itertools.pairwise(ends)]
-    found: dict[str, Any] = {"seconds": seconds[task["warm_up"] :]}
-    if task["kind"] == "aiacc":
-        import aiacc
-
-        stats = aiacc.stats()
-        found["lanes"] = stats["lanes"]
-        found["rounds_per_step"] = stats["rounds"] / len(ends)
-        found["control_bytes_per_step"] = stats["control_bytes"] / len(ends)
+    work = workload(task["workload"]).lasting(task["compute_s"])
+    checked = task["checked"]
+    data = (
+        Tensors(work.shapes, rank, size, BFLOAT16_EXACT) if checked else _Random(work.shapes, rank)
+    )
+    found: dict[str, Any] = {}
+    for number, one in enumerate(task["contenders"]):
+        data.fill()
+        device, said = Device(work), io.StringIO()  # what "auto" has chosen
+        model = LayeredModel(data.tensors, device, own=checked)
+        hearing = redirect_stderr(said) if one["compression"].startswith(AUTO) else nullcontext()
+        with hearing, _trained(one, model, data.names, number) as trained:
+            seconds = _steps(one, task["steps"], trained, device, checked)
+            found[one["name"]] = {"samples": seconds}
+            if one["kind"] == "aiacc":
+                found[one["name"]] |= _counted(one["warmup"] + task["steps"])
+            if isinstance(data, Tensors) and one["kind"] != "none":
+                parameters = [parameter.detach() for parameter in model.parameters()]
+                data.check(parameters, -(size + 1) / 2)
+        found[one["name"]]["said"] = said.getvalue().splitlines()
+        if one["unsent"]:
+            model = LayeredModel(data.tensors, device, own=checked)
+            with _trained(one, model, data.names, number, sent=False) as trained:
+                found[one["name"]]["unsent"] = _unsent(one, task["steps"], trained, device)
+        del model
+        gc.collect()
     return found
+
+
+def _counted(steps: int) -> dict[str, Any]:
+    stats = hvd.stats()
+    means = {f"{name}_per_step": stats[name] / steps for name in ("rounds", "control_bytes")}
+    return {"lanes": stats["lanes"], **means}
+
+
+def _steps(one: Any, steps: int, trained: Trained, device: Device, learns: bool) -> list[float]:
+    seconds = []
+    for number in range(one["warmup"] + steps):
+        Update.learning = learns and number == _LEARNS
+        seconds.append(_step_s(one, trained, device))
+    if hasattr(trained[1], "flush"):  # what is decoupled goes on in the next forward pass
+        trained[1].flush()
+    return seconds[-steps:]
+
+
+def _unsent(one: Any, steps: int, trained: Trained, device: Device) -> list[float]:
+    """Steps in which nothing is sent; ranks begin together, as after one in which they wait."""
+    seconds = []
+    for _ in range(1 + steps):
+        hvd.barrier()
+        seconds.append(_step_s(one, trained, device))
+    return seconds[1:]
+
+
+def _step_s(one: Any, trained: Trained, device: Device) -> float:
+    module, optimizer = trained
+    began = time.perf_counter()
+    optimizer.zero_grad(set_to_none=one["kind"] == "ddp" or not one["views"])
+    device.begin()
+    loss = module(torch.zeros(()))
+    loss.backward()
+    del loss  # now, for it takes its time
+    device.end()
+    optimizer.step()
+    return time.perf_counter() - began
+
+
+@contextmanager
+def _trained(
+    one: Any, model: LayeredModel, names: list[str], number: int, sent: bool = True
+) -> Iterator[Trained]:
+    """What is called, and what steps.
+
+    Unless ``sent``, each rank trains in a process set of its own: it does all that the others'
+    steps do, and nothing leaves it.
+    """
+    optimizer: torch.optim.Optimizer = Update(model.parameters())
+    if one["kind"] == "none":
+        yield model, optimizer
+    elif one["kind"] == "ddp":
+        with gloo(number, one["contexts"]):
+            yield _ddp(one, model), optimizer
+    else:
+        with mock.patch.dict(os.environ, one["variables"]):
+            ranks = [] if sent else range(int(os.environ["AIACC_SIZE"]))
+            sets = [hvd.ProcessSet([rank]) for rank in ranks]
+            hvd.init(process_sets=sets)
+            own = hvd.global_process_set if sent else sets[hvd.rank()]
+            named = zip(names, model.parameters(), strict=True)
+            options = {"process_set": own, **_options(one, model)}
+            yield model, hvd.DistributedOptimizer(optimizer, named, **options)
+            hvd.barrier()  # a rank that is alone in its set may be ahead of the others
+            hvd.shutdown()
+
+
+def _options(one: Any, model: LayeredModel) -> dict[str, Any]:
+    """Of `DistributedOptimizer`."""
+    plan, codec = one["plan"], one["compression"]
+    if plan is not None and plan != "auto":
+        plan = Plan.decode(plan)
+        if plan.schedule != ALL_REDUCE:
+            return {"plan": plan, "schedule": plan.schedule, "model": model}
+    return {
+        "plan": plan,
+        "groups": one["groups"],
+        "compression": attrgetter(codec)(hvd) if codec.startswith("Compression.") else codec,
+        "gradient_as_bucket_view": one["views"],
+    }
+
+
+def _ddp(one: Any, model: LayeredModel) -> DistributedDataParallel:
+    buckets: dict[str, Any] = {"bucket_cap_mb": one["cap_mb"]}
+    if one["limits_mib"]:
+        buckets = {"bucket_cap_mb_list": one["limits_mib"]}
+    views = one["views"]
+    module = DistributedDataParallel(
+        model, init_sync=False, gradient_as_bucket_view=views, **buckets
+    )
+    if one["hook"] == "fp16":
+        module.register_comm_hook(None, fp16_compress_hook)
+    elif one["hook"] == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=_RANK, start_powerSGD_iter=_START
+        )
+        module.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return module

@@ -9,7 +9,7 @@ from bench import negotiation, record
 from bench.data import epochs
 from bench.gpu import works
 from bench.network import cells
-from bench.network.planning import row as planned
+from bench.network import planning as planned
 from bench.network.workloads import names, workload
 from bench.row import row_of
 from bench.second_order import convergence

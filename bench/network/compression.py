@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from aiacc import _core
@@ -16,6 +15,7 @@ from aiacc.planning.cost import Analytic
 from aiacc.torch.auto_compression import MEASURED, SETTLE
 from bench.bed.bed import bed_for
 from bench.network import cells
+from bench.network.cells import Contender, ddp
 from bench.network.workloads import workload
 from bench.record import Run
 from bench.shapes import elements
@@ -33,84 +33,56 @@ CELLS = (
 _ALPHA_S, _INSIDE = 100e-6, 4e9
 #: Elements with which coding is timed.
 _ELEMENTS = 16 << 20
-
-
-@dataclass(frozen=True)
-class Contender:
-    """One way to travel.
-
-    Attributes:
-        title: As in tables.
-        codec: As text; "" for DistributedDataParallel over gloo.
-        hook: Its communication hook: "", fp16 or powersgd.
-        flat: Whether all ranks talk to one another, as if none shared a host.
-        cap_mb: Of its buckets.
-        contexts: How often gloo's interface is listed.
-        warmup: Steps that do not count: buckets are formed after the first, and torch's PowerSGD
-            draws its matrices in the third.
-        per_host: Ranks on each host. Torch's PowerSGD keeps so much for a gradient that two of them
-            do not fit into this machine; some of ours have as many, to stand beside it.
-    """
-
-    title: str
-    codec: str = ""
-    hook: str = ""
-    flat: bool = False
-    cap_mb: int = 25
-    contexts: int = 1
-    warmup: int = 2
-    per_host: int = PER_HOST
-
-
-def _listed(contexts: int) -> str:
-    return f", interface listed {contexts} times" if contexts > 1 else ""
+#: The device takes no time: gradients are there, and a step is their communication.
+_NOTHING_S = 1e-9
+#: All ranks talk to one another, as if none shared a host.
+_FLAT = {"AIACC_ENGINE": "tcp"}
 
 
 #: Steps until "auto" has compared: six visits.
 _COMPARISON = 6 * (SETTLE + MEASURED)
 #: What it may choose from: MSTopK, too, which it would not take by itself.
 _ALL = f"{AUTO}:bf16+int8+mstopk"
-_DENSE = {
-    f"ddp_x{contexts}": Contender(f"DDP/gloo, float32{_listed(contexts)}", contexts=contexts)
-    for contexts in (1, 4)
-}
+#: DDP forms its buckets after the first step, and torch's PowerSGD draws its matrices in the third.
+#: It keeps so much for a gradient that two ranks on each host do not fit into this machine; some of
+#: ours have one, too, to stand beside it. It has one bucket: the hook waits for operations in
+#: gloo's threads, and with several the ranks end up waiting for different ones.
+_BOTH = {"warmup": 2, "per_host": PER_HOST}
+_ALONE = {"hook": "powersgd", "limits_mib": [1 << 16], "warmup": 4}
+
+
+def _ours(title: str, codec: str, **options: Any) -> Contender:
+    return Contender(title, compression=codec, **{**_BOTH, **options})
+
+
+_DENSE = {f"ddp_x{times}": ddp(25, times, ", float32", **_BOTH) for times in (1, 4)}
 _HALF = {
-    f"fp16_{cap}_x{contexts}": Contender(
-        f"DDP/gloo, fp16 hook, {cap} MB{_listed(contexts)}",
-        hook="fp16",
-        cap_mb=cap,
-        contexts=contexts,
-    )
-    for contexts, cap in itertools.product((1, 4), (10, 25, 50))
+    f"fp16_{cap}_x{times}": ddp(cap, times, ", fp16 hook", hook="fp16", **_BOTH)
+    for times in (1, 4)
+    for cap in (10, 25, 50)
 }
 _LOW_RANK = {
-    f"powersgd_x{contexts}": Contender(
-        f"PowerSGD of rank 4, DDP/gloo{_listed(contexts)}, 1 rank per host",
-        hook="powersgd",
-        contexts=contexts,
-        warmup=4,
-        per_host=1,
-    )
-    for contexts in (1, 4)
+    f"powersgd_x{times}": ddp(25, times, ", PowerSGD of rank 4, 1 rank per host", **_ALONE)
+    for times in (1, 4)
 }
 CONTENDERS = {
-    "dense": Contender("float32", "none"),
-    "bf16": Contender("bf16", "bf16"),
-    "int8": Contender("int8", "int8"),
-    "int4": Contender("int4", "int4"),
-    "hitopk": Contender("MSTopK 1 %, HiTopKComm", "mstopk"),
-    "flat": Contender("MSTopK 1 %, flat", "mstopk", flat=True),
-    "randomk": Contender("random-k 1 %", "randomk"),
-    "low_rank": Contender("PowerSGD of rank 4, ours", "powersgd"),
-    AUTO: Contender(f'`compression="{_ALL}"`', _ALL, warmup=_COMPARISON + 2),
+    "dense": _ours("float32", "none"),
+    "bf16": _ours("bf16", "bf16"),
+    "int8": _ours("int8", "int8"),
+    "int4": _ours("int4", "int4"),
+    "hitopk": _ours("MSTopK 1 %, HiTopKComm", "mstopk"),
+    "flat": _ours("MSTopK 1 %, flat", "mstopk", variables=_FLAT),
+    "randomk": _ours("random-k 1 %", "randomk"),
+    "low_rank": _ours("PowerSGD of rank 4, ours", "powersgd"),
+    AUTO: _ours(f'`compression="{_ALL}"`', _ALL, warmup=_COMPARISON + 2),
     **_DENSE,
     **_HALF,
-    "hitopk_1": Contender("MSTopK 1 %, 1 rank per host", "mstopk", per_host=1),
-    "low_rank_1": Contender("PowerSGD of rank 4, ours, 1 rank per host", "powersgd", per_host=1),
+    "hitopk_1": _ours("MSTopK 1 %, 1 rank per host", "mstopk", per_host=1),
+    "low_rank_1": _ours("PowerSGD of rank 4, ours, 1 rank per host", "powersgd", per_host=1),
     **_LOW_RANK,
 }
 _TITLES = {name: one.title for name, one in CONTENDERS.items()}
-_OURS = [name for name, one in CONTENDERS.items() if one.codec]
+_OURS = [name for name, one in CONTENDERS.items() if one.kind == "aiacc"]
 #: At 100 Mbit/s a step of float32 takes a minute, and "auto" dozens of them; at 10 Gbit/s only what
 #: a step of some tenths of a second leaves room for.
 _LEFT_OUT = {
@@ -125,7 +97,7 @@ def measure(name: str, rounds: int | None) -> dict[str, Any]:
     model, _, rate = name.partition(":")
     work, mbit = workload(model), float(rate)
     chosen = [one for one in CONTENDERS if one not in _LEFT_OUT.get(mbit, ())]
-    speeds = {one: _speeds(CONTENDERS[one].codec) for one in chosen if _is_coded(one)}
+    speeds = {one: _speeds(CONTENDERS[one].compression) for one in chosen if _is_coded(one)}
     count = elements(work.shapes)
     predicted = {
         one: {"step_s": _predicted_s(CONTENDERS[one], count, mbit, speeds.get(one, FREE))}
@@ -133,13 +105,8 @@ def measure(name: str, rounds: int | None) -> dict[str, Any]:
         if _is_coded(one) or one in ("dense", "bf16")
     }
     with bed_for(cells.spec("coded", mbit)) as bed:
-        found = cells.measured(
-            bed,
-            "bench.network.compression.step:rank",
-            {"shapes": [shape for _, shape in work.shapes]},
-            [{"name": one, **asdict(CONTENDERS[one])} for one in chosen],
-            rounds,
-        )
+        contenders = {one: CONTENDERS[one] for one in chosen}
+        found = cells.trained(bed, model, contenders, rounds, _NOTHING_S, checked=False)
     return {
         "title": f"{work.title.partition(',')[0]}, {mbit:g} Mbit/s",
         "unit": "s",
@@ -152,7 +119,8 @@ def measure(name: str, rounds: int | None) -> dict[str, Any]:
 
 def _is_coded(name: str) -> bool:
     """Whether there is a model of its time, which the speed of a codec decides."""
-    return name != AUTO and CONTENDERS[name].codec not in ("", "none", "bf16", "powersgd")
+    coded = CONTENDERS[name].kind == "aiacc" and name != AUTO
+    return coded and CONTENDERS[name].compression not in ("none", "bf16", "powersgd")
 
 
 def _speeds(codec: str) -> Speeds:
@@ -170,7 +138,9 @@ def _predicted_s(one: Contender, count: int, mbit: float, speeds: Speeds) -> flo
     across = Analytic("ring", _ALPHA_S, cells.byte_s(mbit) * one.per_host, 0.0, cells.HOSTS)
     inside = Analytic("ring", 0.0, 1 / _INSIDE, 0.0, one.per_host)
     bed = Cluster(cells.HOSTS, one.per_host, across, inside)
-    return predict(parse(one.codec), count, bed, speeds, FLAT if one.flat else TWO_LEVEL).seconds
+    return predict(
+        parse(one.compression), count, bed, speeds, FLAT if one.variables else TWO_LEVEL
+    ).seconds
 
 
 def tables(runs: Sequence[Run]) -> str:
@@ -203,7 +173,7 @@ def _automatic(run: Run) -> list[str]:
     return [
         f"* {run['title']}: {CONTENDERS[AUTO].title} takes {over:.2f}x the faster of float32 and "
         "bf16",
-        *(f"  (`{line}`)" for note in run["notes"].get(AUTO, ()) for line in note["said"]),
+        *(f"  (`{line}`)" for note in run["notes"].get(AUTO, ()) for line in note.get("said", ())),
     ]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Sequence
 
 import torch
 
-from bench.collectives.tensors import Tensors
 from bench.collectives.training import Ready
 from bench.network.workloads import Workload
 
@@ -60,9 +60,9 @@ class Device:
 class _Layer(torch.nn.Module):
     """One parameter, which its forward pass needs."""
 
-    def __init__(self, gradient: torch.Tensor, device: Device, index: int) -> None:
+    def __init__(self, gradient: torch.Tensor, device: Device, index: int, own: bool) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(gradient.shape))
+        self.weight = torch.nn.Parameter(torch.zeros(gradient.shape) if own else gradient)
         self._gradient, self._device, self._index = gradient, device, index
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
@@ -76,12 +76,12 @@ class _Layer(torch.nn.Module):
 class LayeredModel(torch.nn.Module):
     """Parameters of ``gradients``' shapes, a module for each, whose gradients are ``gradients``."""
 
-    def __init__(self, gradients: Tensors, device: Device) -> None:
-        """Parameters are new and zero."""
+    def __init__(self, gradients: Sequence[torch.Tensor], device: Device, own: bool) -> None:
+        """Parameters are zero; in the memory of the gradients and of no matter unless ``own``."""
         super().__init__()
         self._device = device
         self.layers = torch.nn.ModuleList(
-            _Layer(gradient, device, index) for index, gradient in enumerate(gradients.tensors)
+            _Layer(gradient, device, index, own) for index, gradient in enumerate(gradients)
         )
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from aiacc.planning import planners
@@ -14,6 +14,7 @@ from aiacc.planning.plan import Plan, bucket_cap_mb_list
 from aiacc.planning.trace import Tensor, Trace
 from bench.bed.bed import bed_for
 from bench.network import cells
+from bench.network.cells import Contender, ddp
 from bench.network.workloads import Workload, workload
 from bench.record import Run
 from bench.tables import amount
@@ -46,49 +47,23 @@ _FEW_S, _NO_AUTO_S = 2.5, 5.0
 _AUTO_WARMUP = 92
 
 
-@dataclass(frozen=True)
-class Contender:
-    """One way to train.
-
-    Attributes:
-        title: As in tables.
-        kind: What `bench.network.planning.step` does: none (no communication), aiacc, ddp.
-        planner: Whose plan it takes, "" for none.
-        lanes: AIACC_LANES.
-        views: Whether gradients are views of buckets, and are zeroed before each step.
-        cap_mb: Of DistributedDataParallel's buckets.
-        contexts: How often gloo's interface is listed.
-        warmup: Steps that do not count, besides the first one: TCP finds its windows in them.
-    """
-
-    title: str
-    kind: str
-    planner: str = ""
-    lanes: int = LANES
-    views: bool = False
-    cap_mb: int = 25
-    contexts: int = 1
-    warmup: int = 3
+def _ours(title: str, planner: str | None, lanes: int = LANES, **options: Any) -> Contender:
+    """Steps with a planner's plan; after "auto" no step in which nothing is sent says anything."""
+    variables, unsent = {"AIACC_LANES": str(lanes)}, planner != "auto"
+    return Contender(title, "aiacc", variables, planner, unsent=unsent, **options)
 
 
-_DDP = {
-    f"ddp_{cap}_x{contexts}": Contender(
-        f"DDP/gloo, {cap} MB" + (f", interface listed {contexts} times" if contexts > 1 else ""),
-        "ddp",
-        cap_mb=cap,
-        contexts=contexts,
-    )
-    for contexts, cap in itertools.product((1, 4), (10, 25, 50))
-}
+_DDP = {f"ddp_{cap}_x{times}": ddp(cap, times) for times in (1, 4) for cap in (10, 25, 50)}
+#: Their plans, but "auto", are names of planners until there is a network to plan for.
 CONTENDERS = {
     "none": Contender("no communication", "none"),
-    **{name: Contender(f"`{name}`", "aiacc", name) for name in PLANNERS},
-    "decoupled_1": Contender("`decoupled`, 1 lane", "aiacc", "decoupled", lanes=1),
-    "optimal_views": Contender("`optimal`, views", "aiacc", "optimal", views=True),
-    "dynamic": Contender("no plan", "aiacc"),
-    "auto": Contender('`plan="auto"`', "aiacc", "auto", warmup=_AUTO_WARMUP),
+    **{name: _ours(f"`{name}`", name) for name in PLANNERS},
+    "decoupled_1": _ours("`decoupled`, 1 lane", "decoupled", lanes=1),
+    "optimal_views": _ours("`optimal`, views", "optimal", views=True),
+    "dynamic": _ours("no plan", None),
+    "auto": _ours('`plan="auto"`', "auto", warmup=1 + _AUTO_WARMUP),
     **_DDP,
-    "ddp_list": Contender("DDP/gloo, our list", "ddp", "optimal"),
+    "ddp_list": Contender("DDP/gloo, our list", "ddp", plan="optimal"),
 }
 _TITLES = {name: one.title for name, one in CONTENDERS.items()}
 _OURS = [name for name, one in CONTENDERS.items() if one.kind == "aiacc"]
@@ -174,20 +149,14 @@ def measure(name: str, rounds: int | None) -> dict[str, Any]:
         cost = cells.cost_of(network)
         plans = {planner: planners.plan(planner, trace, cost) for planner in PLANNERS}
         predicted = {
-            one: _predicted(
-                step_s(trace, plans.get(CONTENDERS[one].planner), cost, _sending(cell, one)), work
+            name: _predicted(
+                step_s(trace, plans.get(one.plan or ""), cost, _sending(cell, one)), work
             )
-            for one in _OURS
-            if one != "auto"
+            for name, one in CONTENDERS.items()
+            if one.unsent
         }
-        found = cells.measured(
-            bed,
-            "bench.network.planning.step:rank",
-            {"workload": work.name, "compute_s": work.compute_s},
-            [task_of(one, plans, trace) for one in cell.contenders],
-            rounds,
-            cell.variables,
-        )
+        contenders = {name: _planned(CONTENDERS[name], plans, trace) for name in cell.contenders}
+        found = cells.trained(bed, work.name, contenders, rounds, work.compute_s, cell.variables)
     return {
         "title": cell.title,
         "unit": "s",
@@ -200,10 +169,10 @@ def measure(name: str, rounds: int | None) -> dict[str, Any]:
     }
 
 
-def _sending(cell: Cell, name: str) -> Sending:
+def _sending(cell: Cell, one: Contender) -> Sending:
     """How the core sends what a contender has, whatever the planner thinks."""
-    one, unit_bytes = CONTENDERS[name], int(cell.unit.removesuffix("MiB")) << 20
-    return Sending(unit_bytes, one.lanes, one.views, cells.HOSTS)
+    unit_bytes, lanes = int(cell.unit.removesuffix("MiB")) << 20, int(one.variables["AIACC_LANES"])
+    return Sending(unit_bytes, lanes, one.views, cells.HOSTS)
 
 
 def _predicted(seconds: float, work: Workload) -> dict[str, float]:
@@ -220,16 +189,14 @@ def _kept(plan: Plan) -> dict[str, Any]:
     }
 
 
-def task_of(name: str, plans: Mapping[str, Plan], trace: Trace) -> dict[str, Any]:
-    """What the ranks are told of a contender."""
-    one = CONTENDERS[name]
-    found = {"name": name, **asdict(one), "plan": None, "limits_mib": None}
-    if one.kind == "ddp" and one.planner:
-        found["limits_mib"] = bucket_cap_mb_list(trace, plans[one.planner])
-    elif one.planner:
-        plan = plans.get(one.planner)
-        found["plan"] = one.planner if plan is None else plan.encode()
-    return found
+def _planned(one: Contender, plans: Mapping[str, Plan], trace: Trace) -> Contender:
+    """A contender with what its planner says."""
+    if one.plan not in plans:
+        return one
+    plan = plans[one.plan]
+    if one.kind == "ddp":
+        return replace(one, plan=None, limits_mib=bucket_cap_mb_list(trace, plan))
+    return replace(one, plan=plan.encode())
 
 
 def tables(runs: Sequence[Run]) -> str:

@@ -1,1 +1,0 @@
-"""Gradients that travel compressed, between capped virtual hosts."""
