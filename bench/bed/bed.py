@@ -1,16 +1,15 @@
 """Puts beds up and takes them down. Needs root and iproute2."""
 
 import fcntl
-import json
 import os
 import re
 import shutil
 import signal
-import struct
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.bed import bpf, program, relay
@@ -25,7 +24,7 @@ from bench.bed.plan import (
     shaping,
 )
 
-#: One file per standing bed, its hosts file, and a lock that its user holds.
+#: Of each bed its hosts file, its relay, and a lock that its user holds.
 STATE = Path("/run/aiacc-network")
 _NAMESPACES = Path("/run/netns")
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "mount": "mount"}
@@ -60,14 +59,14 @@ class Flow:
 
 @dataclass(frozen=True)
 class Bed:
-    """A bed that is up. Made by `put_up`, `standing` or `bed_for`.
+    """A bed that is up. Made by `put_up` or `bed_for`.
 
     Attributes:
-        maps: Numbers of the kernel's maps of each host: flows, counters; empty without a flow cap.
+        maps: The kernel's map of each host; empty without a flow cap.
     """
 
     spec: Spec
-    maps: list[tuple[int, int]] = field(default_factory=list)
+    maps: list[bpf.Map] = field(default_factory=list)
 
     def enter(self, host: int, command: Sequence[str]) -> list[str]:
         """The command line that runs ``command`` in a host; the process keeps its number."""
@@ -80,21 +79,16 @@ class Bed:
 
     def flows(self, host: int) -> list[Flow]:
         """What a host has sent since `reset`, by flow; empty without a flow cap."""
-        if not self.maps:
-            return []
-        with _open_map(self.maps[host][0], program.FLOW_KEY, program.FLOW_VALUE) as flows:
-            return sorted(
-                (_flow(key, value) for key, value in flows.items()), key=lambda flow: flow.source
-            )
+        found = self.maps[host].items() if self.maps else ()
+        flows = (_flow(key, value) for key, value in found if key != program.COUNTERS_KEY)
+        return sorted(flows, key=lambda flow: flow.source)
 
     def reset(self) -> None:
         """Forget all flows, so that their classes are free again; there must be no traffic."""
-        slow = 1 if self.spec.slow else 0
-        for host, (flows_number, counters_number) in enumerate(self.maps):
-            with _open_map(flows_number, program.FLOW_KEY, program.FLOW_VALUE) as flows:
-                flows.clear()
-            with _open_map(counters_number, struct.Struct("=I"), program.COUNTERS) as counters:
-                counters.put(bytes(4), program.COUNTERS.pack(0, slow if host == 0 else 0))
+        for host, flows in enumerate(self.maps):
+            flows.clear()
+            slow = self.spec.slow > 0 and host == 0
+            flows.put(program.COUNTERS_KEY, program.COUNTERS.pack(0, slow))
 
     def processes(self, host: int) -> list[int]:
         """Numbers of the processes in a host."""
@@ -141,9 +135,8 @@ class Bed:
 
     def check(self) -> None:
         """Raise BedError if some host had more flows than classes, which makes rates wrong."""
-        for host, (_, counters_number) in enumerate(self.maps):
-            with _open_map(counters_number, struct.Struct("=I"), program.COUNTERS) as counters:
-                asked, _ = program.COUNTERS.unpack(counters.get(bytes(4)) or bytes(16))
+        for host, flows in enumerate(self.maps):
+            asked, _ = program.COUNTERS.unpack(flows.get(program.COUNTERS_KEY) or bytes(16))
             if asked > CLASSES:
                 raise BedError(
                     f"host {host} had {asked} flows (expected at most {CLASSES}): those beyond had "
@@ -165,51 +158,22 @@ def require_root() -> None:
 
 @contextmanager
 def bed_for(spec: Spec) -> Iterator[Bed]:
-    """The standing bed of that name if there is one, else one that lives as long as the block.
+    """A bed that lives as long as the block.
 
     Raises:
-        BedError: Also when somebody uses a bed of that name, or the standing one differs.
+        BedError: Also when somebody uses a bed of that name.
     """
     require_root()
     spec.check()
     with _locked(spec.name):
-        bed = standing(spec.name)
-        if bed is not None:
-            if bed.spec != spec:
-                raise BedError(
-                    f"the standing bed {spec.name} is {bed.spec}, not {spec}; leave the options "
-                    f"out, choose another --name, or take it down: python -m bench.bed down"
-                )
-            bed.reset()
-            yield bed
-            bed.check()
-            return
+        bed = put_up(spec)
         try:
-            bed = put_up(spec)
             yield bed
             bed.check()
         finally:
             take_down(spec.name)
-
-
-def stand(spec: Spec) -> Bed:
-    """Put up a bed that stays until `take_down`. Raises BedError."""
-    require_root()
-    spec.check()
-    with _locked(spec.name):
-        bed = put_up(spec)
-        text = json.dumps({"spec": asdict(spec), "maps": bed.maps})
-        _state_path(spec.name).write_text(text + "\n")
-    return bed
-
-
-def standing(name: str) -> Bed | None:
-    """The bed that `stand` has put up under that name."""
-    try:
-        found = json.loads(_state_path(name).read_text())
-    except FileNotFoundError:
-        return None
-    return Bed(Spec(**found["spec"]), [(flows, counters) for flows, counters in found["maps"]])
+            for flows in bed.maps:
+                flows.close()
 
 
 def put_up(spec: Spec) -> Bed:
@@ -227,7 +191,6 @@ def put_up(spec: Spec) -> Bed:
         else:
             _run(["ip", "netns", "exec", spec.switch, "sh", "-c", _NO_FIREWALL])
             _batch(["ip", "-n", spec.switch], links(spec))
-        maps = []
         for host in range(spec.hosts):
             inside = spec.namespace(host)
             _batch(["ip", "-n", inside], interior(spec, host))
@@ -235,9 +198,7 @@ def put_up(spec: Spec) -> Bed:
                 _run(["ip", "netns", "exec", inside, "sh", "-c", f"echo 0 >{_SLOW_START}"])
             if spec.capped:
                 _batch(["tc", "-n", inside], shaping(spec))
-            if spec.flow_mbit:
-                maps.append(_classify(spec, host))
-        bed = Bed(spec, maps)
+        bed = Bed(spec, _classify(spec) if spec.flow_mbit else [])
         bed.reset()
         if spec.relayed:
             bed.set_path(delay_ms=spec.delay_ms, loss=spec.loss, reorder=spec.reorder)
@@ -250,7 +211,6 @@ def put_up(spec: Spec) -> Bed:
 def take_down(name: str) -> None:
     """Remove every trace of a bed, processes in its hosts included. Fine if there is none."""
     relay.stop(_control_path(name))
-    _state_path(name).unlink(missing_ok=True)
     _hosts_path(name).unlink(missing_ok=True)
     mine = re.compile(re.escape(name) + r"-(\d+|sw)")
     for inside in [entry.name for entry in _entries(_NAMESPACES) if mine.fullmatch(entry.name)]:
@@ -272,33 +232,25 @@ def _start_relay(spec: Spec) -> None:
         raise BedError(str(error)) from error
 
 
-def _classify(spec: Spec, host: int) -> tuple[int, int]:
-    """Attach the classifier of a host; the numbers of its maps."""
-    flows = bpf.Map.hash(program.FLOW_KEY.size, program.FLOW_VALUE.size, 2 * CLASSES)
-    counters = bpf.Map.array(program.COUNTERS.size, 1)
-    code = program.classifier(flows.descriptor, counters.descriptor, CLASSES)
-    loaded = bpf.load_classifier(code)
-    try:
-        namespace = _NAMESPACES / spec.namespace(host)
-        bpf.attach_classifier(namespace, "eth0", program.MAJOR << 16, loaded)
-        return flows.number, counters.number
-    except OSError as error:
-        raise BedError(
-            f"the kernel refuses the classifier: {error}; it needs CONFIG_NET_CLS_BPF"
-        ) from error
-    finally:
-        os.close(loaded)
-        flows.close()
-        counters.close()
-
-
-@contextmanager
-def _open_map(number: int, key: struct.Struct, value: struct.Struct) -> Iterator[bpf.Map]:
-    opened = bpf.Map.of_number(number, key.size, value.size)
-    try:
-        yield opened
-    finally:
-        opened.close()
+def _classify(spec: Spec) -> list[bpf.Map]:
+    """Attach a classifier in each host; their maps."""
+    maps = []
+    with tempfile.TemporaryDirectory(prefix=f"{spec.name}-", dir=STATE) as pins:
+        _run(["mount", "-t", "bpf", "bpf", pins])
+        try:
+            for host in range(spec.hosts):
+                flows = bpf.Map(program.FLOW_KEY.size, program.FLOW_VALUE.size, 2 * CLASSES)
+                maps.append(flows)
+                loaded = bpf.load_classifier(program.classifier(flows.descriptor, CLASSES))
+                bpf.pin(loaded, Path(pins, str(host)))
+                os.close(loaded)
+                attach = (
+                    f"filter add dev eth0 parent {program.MAJOR}: bpf object-pinned {pins}/{host}"
+                )
+                _run(["tc", "-n", spec.namespace(host), *attach.split()])
+        finally:
+            _run(["umount", pins])
+    return maps
 
 
 def _flow(key: bytes, value: bytes) -> Flow:
@@ -321,10 +273,6 @@ def _locked(name: str) -> Iterator[None]:
                 f"another process uses the bed {name}; wait for it, or choose another --name"
             ) from None
         yield
-
-
-def _state_path(name: str) -> Path:
-    return STATE / f"{name}.json"
 
 
 def _control_path(name: str) -> Path:

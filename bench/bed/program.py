@@ -2,7 +2,7 @@
 
 Loaded by `bench.bed.bpf`. Unlike a hash of ports it cannot put two flows into one class: a map
 from addresses and ports to a class is filled when the first packet of a flow is sent, with the next
-number that nobody has. When the numbers have run out, the counter says so (`Counters`), and the
+number that nobody has. When the numbers have run out, the counter says so (`COUNTERS`), and the
 packets take the default class.
 """
 
@@ -23,6 +23,8 @@ DATA_BYTES = 1 << 20
 FLOW_KEY = struct.Struct("!4s4sHH")  # source, destination, their ports
 FLOW_VALUE = struct.Struct("=QQ")  # class, bytes sent
 COUNTERS = struct.Struct("=QQ")  # flows that asked for a class, flows that may still become slow
+#: Where the counters are among the flows.
+COUNTERS_KEY = bytes(FLOW_KEY.size)
 
 _ETHERNET = 14
 _HEADERS = 24  # IPv4 without options, and the ports
@@ -37,7 +39,7 @@ _NO_EXIST = 1
 # Where things lie below the frame pointer.
 _PACKET = -32
 _KEY = _PACKET + 12
-_INDEX = -40
+_ZERO = -48
 _VALUE = -64
 
 
@@ -53,12 +55,11 @@ class Instruction:
     jump: str = ""
 
 
-def classifier(flows: int, counters: int, classes: int) -> bytes:
+def classifier(flows: int, classes: int) -> bytes:
     """The program: returns the class of a packet, 0 for the default one.
 
     Args:
-        flows: Descriptor of the hash map FLOW_KEY to FLOW_VALUE.
-        counters: Descriptor of the array map whose only element is COUNTERS.
+        flows: Descriptor of the hash map FLOW_KEY to FLOW_VALUE; it has COUNTERS, too.
         classes: Number of classes from FIRST_MINOR on.
     """
     return assemble(
@@ -78,10 +79,12 @@ def classifier(flows: int, counters: int, classes: int) -> bytes:
             _jump("!=", 0, 0x45, "default"),
             _load(1, 0, 10, _PACKET + 9),
             _jump("!=", 0, _IPPROTO_TCP, "default"),
-            *_find(flows, "known"),
+            _store(8, 10, _ZERO, 0),
+            _store(4, 10, _ZERO + 8, 0),
+            *_find(flows, _KEY),
+            _jump("!=", 0, 0, "known"),
             # A new flow takes a number.
-            _store(4, 10, _INDEX, 0),
-            *_call(_LOOKUP, *_map(1, counters), *_address(2, _INDEX)),
+            *_find(flows, _ZERO),
             _jump("==", 0, 0, "default"),
             _set(1, 1),
             _fetch_add(0, 0, 1),
@@ -97,7 +100,8 @@ def classifier(flows: int, counters: int, classes: int) -> bytes:
                 *_address(3, _VALUE),
                 _set(4, _NO_EXIST),
             ),
-            *_find(flows, "known"),
+            *_find(flows, _KEY),
+            _jump("!=", 0, 0, "known"),
             "default",
             _set(0, 0),
             _exit(),
@@ -110,8 +114,7 @@ def classifier(flows: int, counters: int, classes: int) -> bytes:
             _jump(">=", 1, DATA_BYTES, "classified"),
             _add_register(1, 8),
             _jump("<", 1, DATA_BYTES, "classified"),
-            _store(4, 10, _INDEX, 0),
-            *_call(_LOOKUP, *_map(1, counters), *_address(2, _INDEX)),
+            *_find(flows, _ZERO),
             _jump("==", 0, 0, "classified"),
             _load(8, 1, 0, 8),
             _jump("==", 1, 0, "classified"),
@@ -205,6 +208,6 @@ def _call(helper: int, *arguments: Instruction) -> list[Instruction]:
     return [*arguments, Instruction(0x85, immediate=helper)]
 
 
-def _find(flows: int, label: str) -> list[Instruction]:
-    """Go to ``label`` if the flow has a value, which is then in register 0."""
-    return [*_call(_LOOKUP, *_map(1, flows), *_address(2, _KEY)), _jump("!=", 0, 0, label)]
+def _find(flows: int, key: int) -> list[Instruction]:
+    """Put where the value of the key lies that is below the frame into register 0, else 0."""
+    return _call(_LOOKUP, *_map(1, flows), *_address(2, key))

@@ -17,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+import aiacc
 import aiacc.torch as hvd
 from aiacc.compression.compressor import AUTO
 from aiacc.planning.plan import ALL_REDUCE, Plan
@@ -87,7 +88,7 @@ def rank(task: Any) -> dict[str, Any]:
 
 
 def _counted(steps: int) -> dict[str, Any]:
-    stats = hvd.stats()
+    stats = aiacc.stats()
     means = {f"{name}_per_step": stats[name] / steps for name in ("rounds", "control_bytes")}
     return {"lanes": stats["lanes"], **means}
 

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
-import struct
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -14,8 +12,8 @@ from dataclasses import replace
 import pytest
 
 from aiacc.run import netcheck
-from bench.bed import bpf, launch, program
-from bench.bed.bed import Bed, BedError, bed_for, put_up
+from bench.bed import launch, program
+from bench.bed.bed import Bed, BedError, Flow, bed_for, put_up
 from bench.bed.plan import Spec
 from bench.job import run_on
 from bench.network.faults.plan import choose
@@ -43,8 +41,8 @@ for connection in connections:
 """
 
 
-def _send(bed: Bed, connections: int, each_bytes: int) -> None:
-    """From host 0 to host 1, on some connections one after the other."""
+def _send(bed: Bed, connections: int, each_bytes: int) -> list[Flow]:
+    """From host 0 to host 1, on some connections one after the other; what host 0 has sent."""
     server = bed.enter(1, [sys.executable, "-c", _SERVER, str(connections)])
     client = bed.enter(0, [sys.executable, "-c", _CLIENT, str(connections), str(each_bytes)])
     with subprocess.Popen(server, stdout=subprocess.PIPE) as process:
@@ -52,55 +50,32 @@ def _send(bed: Bed, connections: int, each_bytes: int) -> None:
         assert process.stdout.readline() == b"listening\n"
         subprocess.run(client, check=True, timeout=LIMIT_S)
         assert process.wait(LIMIT_S) == 0
+    return bed.flows(0)
 
 
 def test_every_flow_has_a_class_of_its_own_and_one_of_host_0_is_slow(name):
     """Bytes of each are counted."""
     with bed_for(Spec(name, hosts=2, slow=0.25)) as bed:
-        _send(bed, connections=40, each_bytes=3000)
-        flows = bed.flows(0)
+        flows = _send(bed, connections=40, each_bytes=3000)
         assert len({flow.minor for flow in flows}) == len(flows) == 40
         assert {flow.target for flow in flows} == {("10.77.0.2", 5000)}
         assert all(3000 < flow.sent_bytes < 6000 for flow in flows)
         assert {flow.target for flow in bed.flows(1)} == {flow.source for flow in flows}
         bed.reset()
         assert bed.flows(0) == []
-        _send(bed, connections=3, each_bytes=2 * program.DATA_BYTES)
-        slow = [flow.minor == program.SLOW_MINOR for flow in bed.flows(0)]
+        flows = _send(bed, connections=3, each_bytes=2 * program.DATA_BYTES)
+        slow = [flow.minor == program.SLOW_MINOR for flow in flows]
         assert slow.count(True) == 1
         with pytest.raises(BedError, match="has a bridge"):  # which has no path to change
             bed.set_path(loss=1)
 
 
-def _packet(source_port: int, kind: int = 6) -> bytes:
-    ends = socket.inet_aton("10.77.0.1") + socket.inet_aton("10.77.0.2")
-    ip = struct.pack("!BBHHHBBH", 0x45, 0, 40, 0, 0, 64, kind, 0) + ends
-    return bytes(12) + b"\x08\x00" + ip + struct.pack("!HH", source_port, 80) + bytes(16)
-
-
-def test_more_flows_than_classes_are_noticed_and_never_share_one():
-    with ExitStack() as stack:
-        flows = bpf.Map.hash(program.FLOW_KEY.size, program.FLOW_VALUE.size, 100)
-        stack.callback(flows.close)
-        counters = bpf.Map.array(program.COUNTERS.size, 1)
-        stack.callback(counters.close)
-        code = program.classifier(flows.descriptor, counters.descriptor, classes=50)
-        loaded = bpf.load_classifier(code)
-        stack.callback(os.close, loaded)
-        classes = [bpf.classify_once(loaded, _packet(port)) for port in range(1000, 1060)]
-        again = [bpf.classify_once(loaded, _packet(port)) for port in range(1000, 1050)]
-        assert bpf.classify_once(loaded, _packet(7, kind=17)) == 0, "UDP has no flow"
-        asked, _ = program.COUNTERS.unpack(counters.get(bytes(4)) or b"")
-    first = program.MAJOR << 16 | program.FIRST_MINOR
-    assert classes == [*range(first, first + 50), *[0] * 10]
-    assert again == classes[:50]
-    assert asked == 60
-
-
 def test_a_run_ends_with_an_error_if_some_flow_had_no_class(name, monkeypatch):
     monkeypatch.setattr("bench.bed.bed.CLASSES", 10)
     with pytest.raises(BedError, match="expected at most 10"), bed_for(Spec(name, hosts=2)) as bed:
-        _send(bed, connections=12, each_bytes=1)
+        flows = _send(bed, connections=12, each_bytes=1)
+    first = program.FIRST_MINOR
+    assert sorted(flow.minor for flow in flows) == [*range(first, first + 10)]
 
 
 def test_netcheck_finds_the_lanes_that_fill_the_caps(name, tmp_path):
