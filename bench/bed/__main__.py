@@ -6,8 +6,8 @@ python -m bench.bed run --hosts 4 --launcher mpirun -- python train.py
 import argparse
 import sys
 
-from bench.bed import launch
-from bench.bed.bed import BedError, bed_for
+from bench.bed import BedError, launch
+from bench.bed.bed import bed_for
 from bench.bed.plan import Spec
 
 #: Options of a bed, which default to those of `Spec`, and what they are.

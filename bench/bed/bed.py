@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.bed import bpf, program, relay
+from bench.bed import BedError, bpf, program, relay
 from bench.bed.plan import (
     CLASSES,
     Spec,
@@ -34,10 +34,6 @@ _SLOW_START = "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
 _NO_FIREWALL = """for file in /proc/sys/net/bridge/bridge-nf-call-*; do
     test ! -e "$file" || echo 0 >"$file"
 done"""
-
-
-class BedError(RuntimeError):
-    """The bed cannot be put up or used; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -117,22 +113,6 @@ class Bed:
         command = relay.command(source, target, delay_ms, loss, reorder)
         return relay.tell(_control_path(self.spec.name), command)
 
-    def set_link(self, host: int, up: bool) -> None:
-        """Let a host's link go down or come up again; connections and addresses stay."""
-        if not self.spec.relayed:
-            state = "up" if up else "down"
-            _run(["ip", "-n", self.spec.switch, "link", "set", self.spec.port(host), state])
-            return
-        loss = self.spec.loss if up else 1
-        for source, target in ((host, None), (None, host)):
-            self.set_path(
-                source,
-                target,
-                delay_ms=self.spec.delay_ms,
-                loss=loss,
-                reorder=self.spec.reorder,
-            )
-
     def check(self) -> None:
         """Raise BedError if some host had more flows than classes, which makes rates wrong."""
         for host, flows in enumerate(self.maps):
@@ -187,7 +167,8 @@ def put_up(spec: Spec) -> Bed:
         _hosts_path(spec.name).write_text(hosts_file(spec))
         _batch(["ip"], namespaces(spec))
         if spec.relayed:
-            _start_relay(spec)
+            places = [_NAMESPACES / spec.namespace(host) for host in range(spec.hosts)]
+            relay.start(_control_path(spec.name), places)
         else:
             _run(["ip", "netns", "exec", spec.switch, "sh", "-c", _NO_FIREWALL])
             _batch(["ip", "-n", spec.switch], links(spec))
@@ -222,14 +203,6 @@ def take_down(name: str) -> None:
 
 def _processes(namespace: str) -> list[int]:
     return [int(number) for number in _run(["ip", "netns", "pids", namespace]).split()]
-
-
-def _start_relay(spec: Spec) -> None:
-    namespaces = [_NAMESPACES / spec.namespace(host) for host in range(spec.hosts)]
-    try:
-        relay.start(_control_path(spec.name), namespaces)
-    except relay.RelayError as error:
-        raise BedError(str(error)) from error
 
 
 def _classify(spec: Spec) -> list[bpf.Map]:

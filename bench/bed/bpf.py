@@ -11,6 +11,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.bed import BedError
+
 _SYSCALLS = {"x86_64": 321, "aarch64": 280}
 _MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _MAP_NEXT_KEY, _PROG_LOAD, _PIN = range(7)
 _HASH = 1
@@ -20,22 +22,18 @@ _LOG_BYTES = 1 << 16
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-class BpfError(RuntimeError):
-    """The kernel refused; the text has its reason, for a program the verifier's log too."""
-
-
 class Map:
     """A hash map of the kernel, by its descriptor. Keys and values are bytes of fixed lengths."""
 
     def __init__(self, key_bytes: int, value_bytes: int, entries: int) -> None:
-        """A new, empty map. Raises BpfError."""
+        """A new, empty map. Raises BedError."""
         self._key_bytes, self._value_bytes = key_bytes, value_bytes
         try:
             self.descriptor = _bpf(
                 _MAP_CREATE, struct.pack("=IIIII", _HASH, key_bytes, value_bytes, entries, 0)
             )
         except OSError as error:
-            raise BpfError(
+            raise BedError(
                 f"the kernel refuses an eBPF map: {error}; it needs CONFIG_BPF_SYSCALL, you root"
             ) from error
 
@@ -85,7 +83,7 @@ class Map:
 
 
 def load_classifier(code: bytes) -> int:
-    """Descriptor of a program that gives packets their class. Raises BpfError."""
+    """Descriptor of a program that gives packets their class. Raises BedError."""
     held = ctypes.create_string_buffer(code, len(code))
     licence = ctypes.create_string_buffer(b"GPL")
     log = ctypes.create_string_buffer(_LOG_BYTES)
@@ -104,7 +102,7 @@ def load_classifier(code: bytes) -> int:
         return _bpf(_PROG_LOAD, arguments)
     except OSError as error:
         reason = log.value.decode(errors="replace")
-        raise BpfError(f"the kernel refuses the classifier: {error}\n{reason}") from error
+        raise BedError(f"the kernel refuses the classifier: {error}\n{reason}") from error
 
 
 def pin(program: int, path: Path) -> None:
@@ -116,7 +114,7 @@ def pin(program: int, path: Path) -> None:
 def _bpf(command: int, arguments: bytes) -> int:
     number = _SYSCALLS.get(platform.machine())
     if number is None:
-        raise BpfError(
+        raise BedError(
             f"no number of the bpf system call is known for {platform.machine()} (expected one of "
             f"{', '.join(_SYSCALLS)}); add it to {__file__}"
         )

@@ -17,9 +17,6 @@ from bench.bed.plan import Spec, host_name
 LAUNCHERS = ("explicit", "mpirun", "torchrun", "none")
 PORT = 29500  # each bed's hosts have all ports for themselves
 
-#: Address of host 0 in a bed of IPv4.
-FIRST = Spec().meeting
-
 _AGENT = Path(__file__).with_name("ssh_agent")
 _GRACE_S = 5.0
 
@@ -39,33 +36,23 @@ class Start:
     variables: dict[str, str]
 
 
-def starts(
-    launcher: str,
-    hosts: int,
-    per_host: int,
-    command: Sequence[str],
-    token: str,
-    namespaces: str,
-    meeting: str = FIRST,
-) -> list[Start]:
-    """The processes that make ``command`` run as ranks on virtual hosts. Pure.
+def starts(spec: Spec, launcher: str, per_host: int, command: Sequence[str]) -> list[Start]:
+    """The processes that make ``command`` run as ranks on the hosts of a bed.
 
     Args:
+        spec: The bed.
         launcher: "explicit": one process per rank, ranks numbered host by host. "mpirun": one
             mpirun in host 0. "torchrun": one agent per host. "none": the command itself, once in
             host 0; an mpirun that it starts reaches the others.
-        hosts: Number of hosts.
-        per_host: Ranks on each.
+        per_host: Ranks on each host.
         command: The program and its arguments.
-        token: Secret of the job.
-        namespaces: Prefix of the hosts' network namespaces, for mpirun's way into them.
-        meeting: Address of host 0.
     """
+    hosts = spec.hosts
     size = hosts * per_host
     if launcher == "explicit":
-        return explicit_starts([rank // per_host for rank in range(size)], command, token, meeting)
+        return explicit_starts(spec, [rank // per_host for rank in range(size)], command)
     into_hosts = {
-        "AIACC_BED": namespaces,
+        "AIACC_BED": spec.name,  # prefix of the network namespaces
         "HYDRA_LAUNCHER": "ssh",
         "HYDRA_LAUNCHER_EXEC": str(_AGENT),
         "HYDRA_IFACE": "eth0",
@@ -78,7 +65,7 @@ def starts(
         line += ["-ppn", str(per_host), "-n", str(size), *command]
         return [Start(0, line, into_hosts)]
     line = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(hosts)]
-    line += ["--nproc-per-node", str(per_host), "--master-addr", meeting]
+    line += ["--nproc-per-node", str(per_host), "--master-addr", spec.meeting]
     line += ["--master-port", str(PORT)]
     return [
         Start(host, [*line, "--node-rank", str(host), "--no-python", *command], {})
@@ -86,14 +73,13 @@ def starts(
     ]
 
 
-def explicit_starts(
-    hosts: Sequence[int], command: Sequence[str], token: str, meeting: str = FIRST
-) -> list[Start]:
-    """One process per rank; ``hosts`` has the host of each. Pure."""
+def explicit_starts(spec: Spec, hosts: Sequence[int], command: Sequence[str]) -> list[Start]:
+    """One process per rank; ``hosts`` has the host of each."""
+    meeting = f"[{spec.meeting}]" if ":" in spec.meeting else spec.meeting
     shared = {
         "AIACC_SIZE": str(len(hosts)),
-        "AIACC_ADDR": f"[{meeting}]:{PORT}" if ":" in meeting else f"{meeting}:{PORT}",
-        "AIACC_TOKEN": token,
+        "AIACC_ADDR": f"{meeting}:{PORT}",
+        "AIACC_TOKEN": secrets.token_hex(16),
     }
     return [
         Start(host, list(command), {**shared, "AIACC_RANK": str(rank)})
@@ -122,7 +108,6 @@ def run(
     own: Mapping[str, str] = os.environ,
     variables: Mapping[str, str] | None = None,
     timeout_s: float,
-    tag_output: bool = True,
     output_folder: Path | None = None,
 ) -> int:
     """Run a command as ranks on all hosts of a bed.
@@ -138,31 +123,21 @@ def run(
         own: Environment of this process, of which the ranks get a copy.
         variables: Added to it.
         timeout_s: Seconds.
-        tag_output: Mark each line with the number of the process that printed it.
         output_folder: Where the processes' output goes, as `aiacc.run.local.run_local` has it.
 
     Returns:
         0 if all succeeded, else the exit code of the first that failed, 128 + n for signal n.
     """
-    processes = starts(
-        launcher,
-        bed.spec.hosts,
-        per_host,
-        command,
-        secrets.token_hex(16),
-        bed.spec.name,
-        bed.spec.meeting,
-    )
     shared = environment(bed, own)
     with ExitStack() as stack:
         job = Job(
             signals=stack.enter_context(forwarded_signals()),
-            tag_output=tag_output,
+            tag_output=True,
             output_folder=output_folder,
             grace_s=_GRACE_S,
         )
         stack.callback(job.close)
-        for number, start in enumerate(processes):
+        for number, start in enumerate(starts(bed.spec, launcher, per_host, command)):
             inside = bed.enter(start.host, start.command)
             job.start(number, inside, {**shared, **start.variables, **(variables or {})})
         timer = threading.Timer(timeout_s, _too_long, [timeout_s])
@@ -178,9 +153,5 @@ _DEFAULTS = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
 
 
 def _too_long(seconds: float) -> None:
-    _say(f"not finished after {seconds:g} s")
+    print(f"[bench.bed] not finished after {seconds:g} s", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _say(text: str) -> None:
-    print(f"[bench.bed] {text}", file=sys.stderr, flush=True)

@@ -9,14 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.bed import native
+from bench.bed import BedError, native
 
 _SEED = 1
 _ANSWER_S = 5.0
-
-
-class RelayError(RuntimeError):
-    """The relay cannot be built, started or told; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +45,17 @@ def start(control: Path, namespaces: Sequence[Path]) -> None:
         namespaces: The network namespaces, by host.
 
     Raises:
-        RelayError: There is no compiler, or no TAP device.
+        BedError: There is no compiler, or no TAP device.
     """
-    try:
-        program = native.built("relay")
-    except native.BuildError as error:
-        raise RelayError(str(error)) from error
-    line = [str(program), str(_SEED), str(control), *map(str, namespaces)]
+    line = [str(native.built("relay")), str(_SEED), str(control), *map(str, namespaces)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
     if done.returncode != 0:
-        raise RelayError(f"{done.stderr.strip()}; the relay needs CONFIG_TUN and root")
+        raise BedError(f"{done.stderr.strip()}; the relay needs CONFIG_TUN and root")
     _number_file(control).write_text(done.stdout)
 
 
 def tell(control: Path, text: str) -> Count:
-    """Give the relay a command. Raises RelayError."""
+    """Give the relay a command. Raises BedError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
         own.settimeout(_ANSWER_S)
         own.bind("")  # an address of the kernel's choice, for the answer
@@ -71,9 +63,9 @@ def tell(control: Path, text: str) -> Count:
             own.sendto(text.encode(), str(control))
             answer = own.recv(256).decode().split()
         except OSError as error:
-            raise RelayError(f"the relay at {control} does not answer: {error}") from error
+            raise BedError(f"the relay at {control} does not answer: {error}") from error
     if answer[:1] != ["ok"]:
-        raise RelayError(f"the relay refuses {text!r} (expected hosts of the bed, or None)")
+        raise BedError(f"the relay refuses {text!r} (expected hosts of the bed, or None)")
     return Count(int(answer[1]), int(answer[2]))
 
 

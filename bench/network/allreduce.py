@@ -15,7 +15,8 @@ import numpy.typing as npt
 from aiacc.run.netcheck import bus_mbit
 from bench import plots
 from bench import tables as markdown
-from bench.bed.bed import Bed, BedError, bed_for
+from bench.bed import BedError
+from bench.bed.bed import Bed, bed_for
 from bench.bed.plan import Spec
 from bench.job import run_on
 from bench.record import Run, samples

@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 
 from aiacc.run import netcheck
-from bench.bed import launch, program
-from bench.bed.bed import Bed, BedError, Flow, bed_for, put_up
+from bench.bed import BedError, launch, program
+from bench.bed.bed import Bed, Flow, bed_for, put_up
 from bench.bed.plan import Spec
 from bench.job import run_on
 from bench.network.faults.plan import choose
@@ -200,7 +200,7 @@ def test_units_are_larger_between_hosts_that_are_far_from_each_other(
                     env={**launch.environment(bed), **start.variables, **asked},
                 )
             )
-            for start in launch.explicit_starts(places, command, name)
+            for start in launch.explicit_starts(bed.spec, places, command)
         ]
         assert [process.wait(LIMIT_S) for process in processes] == [0] * len(places)
 

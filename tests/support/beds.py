@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.bed.bed import BedError, require_root, take_down
+from bench.bed import BedError
+from bench.bed.bed import require_root, take_down
 from tests.support.needed import needs
 
 

@@ -6,14 +6,11 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.bed import BedError
 from bench.machine import ROOT
 
 _FOLDER = ROOT / "build" / "network"
 _BUILD_S = 60.0
-
-
-class BuildError(RuntimeError):
-    """A program cannot be built; the text says why and what to do."""
 
 
 def built(name: str, flags: Sequence[str] = ()) -> Path:
@@ -22,7 +19,7 @@ def built(name: str, flags: Sequence[str] = ()) -> Path:
     Blocks: while the compiler runs.
 
     Raises:
-        BuildError: There is no compiler, or it fails.
+        BedError: There is no compiler, or it fails.
     """
     source = Path(__file__).with_name(name + ".c")
     binary = _FOLDER / name
@@ -30,16 +27,16 @@ def built(name: str, flags: Sequence[str] = ()) -> Path:
         return binary
     compiler = shutil.which("cc")
     if compiler is None:
-        raise BuildError(f"cc is missing, which builds {name}; install it: apt-get install gcc")
+        raise BedError(f"cc is missing, which builds {name}; install it: apt-get install gcc")
     _FOLDER.mkdir(parents=True, exist_ok=True)
     fresh = _FOLDER / f"{name}.{os.getpid()}"
     line = [compiler, "-O2", "-Wall", "-Wextra", *flags, "-o", str(fresh), str(source)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=_BUILD_S, check=False)
     if done.returncode != 0:
-        raise BuildError(f"cc does not build {source}: {done.stderr.strip()}")
+        raise BedError(f"cc does not build {source}: {done.stderr.strip()}")
     return fresh.rename(binary)  # another process may be doing the same
 
 
 def short_io() -> Path:
-    """The library that makes socket calls short, for LD_PRELOAD. Raises BuildError."""
+    """The library that makes socket calls short, for LD_PRELOAD. Raises BedError."""
     return built("short_io", ("-shared", "-fPIC"))

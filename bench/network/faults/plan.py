@@ -3,7 +3,7 @@
 import random
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 #: What each kind does, as tables show it.
 KINDS = {
@@ -128,27 +128,23 @@ class Fault:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that is done to the bed or to ranks.
+    """A signal to ranks, or what becomes of packets from now on.
 
     Attributes:
         after_s: Seconds after the fault begins.
-        what: "signal", "link" or "path": see the other attributes.
         ranks: They get the signal.
         signal: Name of it.
-        host: Its link changes, or whose packets are meant; None: all hosts.
+        host: The host whose packets are meant; None: all hosts.
         target: The host that gets these packets; None: all hosts.
-        up: What becomes of the link.
         loss: Probability of a packet's loss.
         reorder: Probability that a packet is overtaken.
     """
 
-    after_s: float
-    what: str
+    after_s: float = 0
     ranks: tuple[int, ...] = ()
     signal: str = ""
     host: int | None = None
     target: int | None = None
-    up: bool = False
     loss: float = 0
     reorder: float = 0
 
@@ -224,27 +220,19 @@ def _amount(kind: str, timeout_s: float, rng: random.Random) -> float:
 def events(fault: Fault) -> list[Event]:
     """What is done, in order of time; nothing for kinds that are in effect from the start."""
     victim, host = (fault.victim,), fault.host
-    if fault.kind == "kill":
-        return [Event(0, "signal", victim, "SIGKILL")]
-    if fault.kind in ("freeze_short", "freeze_long"):
-        return [
-            Event(0, "signal", victim, "SIGSTOP"),
-            Event(fault.amount, "signal", victim, "SIGCONT"),
-        ]
-    if fault.kind == "link_2s":
-        return [Event(0, "link", host=host), Event(2, "link", host=host, up=True)]
-    if fault.kind == "link_gone":
-        return [Event(0, "link", host=host)]
-    if fault.kind == "half_open":
-        ranks = tuple(sorted(fault.killed))
-        return [Event(0, "link", host=host), Event(0.05, "signal", ranks, "SIGKILL")]
-    if fault.kind == "one_way_loss":
-        return [Event(0, "path", host=host, target=fault.other, loss=1)]
-    if fault.kind == "some_loss":
-        return [Event(0, "path", loss=fault.amount)]
-    if fault.kind == "reorder":
-        return [Event(0, "path", reorder=fault.amount)]
-    return []
+    down = [Event(host=host, loss=1), Event(target=host, loss=1)]
+    up = [replace(event, after_s=2, loss=0) for event in down]
+    found = {
+        "kill": [Event(ranks=victim, signal="SIGKILL")],
+        "link_2s": [*down, *up],
+        "link_gone": down,
+        "half_open": [*down, Event(0.05, tuple(sorted(fault.killed)), "SIGKILL")],
+        "one_way_loss": [Event(host=host, target=fault.other, loss=1)],
+        "some_loss": [Event(loss=fault.amount)],
+        "reorder": [Event(reorder=fault.amount)],
+    }
+    frozen = [Event(0, victim, "SIGSTOP"), Event(fault.amount, victim, "SIGCONT")]
+    return frozen if fault.kind.startswith("freeze") else found.get(fault.kind, [])
 
 
 def judge(

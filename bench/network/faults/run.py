@@ -1,10 +1,7 @@
 """Runs one job on virtual hosts and does to it what a `Fault` says."""
 
-import heapq
 import json
 import os
-import secrets
-import selectors
 import signal
 import subprocess
 import sys
@@ -21,8 +18,8 @@ from bench.bed.plan import Spec
 from bench.machine import ROOT
 from bench.network.faults.plan import STEPS, Event, Fault, Report, events
 
-#: Seconds between looks at the clock.
-_LOOK_S = 0.25
+#: Seconds between looks at the ranks.
+_LOOK_S = 0.01
 #: A bench that did not get to run for so long was late with its events.
 _ABSENT_S = 1.0
 #: For the stacks of ranks that hang.
@@ -40,7 +37,6 @@ class Outcome:
         seconds: From the start of the first rank to the end of the last.
         absent_s: The longest time that the bench itself did not get to run.
         left: Processes that were still in the hosts when all ranks had ended.
-        packets: What the relay carried, and what it lost of it.
     """
 
     reports: dict[int, Report] = field(default_factory=dict)
@@ -48,21 +44,11 @@ class Outcome:
     seconds: float = 0
     absent_s: float = 0
     left: list[str] = field(default_factory=list)
-    packets: tuple[int, int] = (0, 0)
 
     @property
     def disturbed(self) -> bool:
         """Whether the bench was held up, so that faults lasted longer than they should."""
         return self.absent_s > _ABSENT_S
-
-
-@dataclass
-class _Rank:
-    number: int
-    process: "subprocess.Popen[bytes]"
-    descriptor: int
-    unread: bytes = b""
-    code: int | None = None
 
 
 def run(fault: Fault, name: str, folder: Path) -> Outcome:
@@ -73,7 +59,7 @@ def run(fault: Fault, name: str, folder: Path) -> Outcome:
     Args:
         fault: What job, and what happens to it.
         name: Of the bed.
-        folder: For the ranks' reports and error output.
+        folder: For the ranks' reports and output.
 
     Raises:
         BedError: The bed cannot be put up.
@@ -89,19 +75,18 @@ def run(fault: Fault, name: str, folder: Path) -> Outcome:
 
 
 class _Job:
-    """The ranks of a run. Nothing polls but a look at the clock: one selector waits for all."""
+    """The ranks of a run."""
 
     def __init__(self, fault: Fault, bed: Bed, folder: Path) -> None:
         self._fault, self._bed, self._folder = fault, bed, folder
-        self._selector = selectors.DefaultSelector()
-        self._ranks: list[_Rank] = []
-        self._due: list[tuple[float, int, Event]] = []
+        self._ranks: list[subprocess.Popen[bytes]] = []
+        self._due = events(fault)
+        self._begins_at: float | None = None
         self._began_at: float | None = None
-        self._triggered = False
         self._outcome = Outcome()
 
     def start(self) -> None:
-        task = {"seed": self._fault.seed, "steps": STEPS, "folder": str(self._folder)}
+        task = {"seed": self._fault.seed, "steps": STEPS}
         (self._folder / "task.json").write_text(json.dumps(task))
         work = "bench.network.faults.worker:work"
         command = [sys.executable, "-m", "bench.worker", work, str(self._folder)]
@@ -109,141 +94,90 @@ class _Job:
         if self._fault.short_io:
             shared["LD_PRELOAD"] = str(native.short_io())
             shared["SHORT_IO_SEED"] = str(self._fault.seed)
-        token = secrets.token_hex(16)
-        for number, start in enumerate(launch.explicit_starts(self._fault.hosts, command, token)):
+        starts = launch.explicit_starts(self._bed.spec, self._fault.hosts, command)
+        for number, start in enumerate(starts):
             inside = self._bed.enter(start.host, start.command)
             self._ranks.append(self._started(number, inside, {**shared, **start.variables}))
-        if self._fault.step < 0:
-            self._trigger()
 
-    def _started(self, number: int, command: list[str], environment: Mapping[str, str]) -> _Rank:
-        with (self._folder / f"rank{number}.stderr").open("wb") as errors:
-            process = subprocess.Popen(
+    def _started(
+        self, number: int, command: list[str], environment: Mapping[str, str]
+    ) -> "subprocess.Popen[bytes]":
+        with (self._folder / f"rank{number}.output").open("wb") as output:
+            return subprocess.Popen(
                 command,
                 cwd=ROOT,
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
-        rank = _Rank(number, process, os.pidfd_open(process.pid))
-        assert process.stdout is not None
-        os.set_blocking(process.stdout.fileno(), False)
-        self._selector.register(process.stdout, selectors.EVENT_READ, (rank, True))
-        self._selector.register(rank.descriptor, selectors.EVENT_READ, (rank, False))
-        return rank
 
     def finish(self) -> Outcome:
         """Wait for the ranks, and let the fault happen."""
-        start = time.monotonic()
-        deadline = start + self._fault.limit_s
-        while any(rank.code is None for rank in self._ranks):
+        outcome, start = self._outcome, time.monotonic()
+        while self._running() and time.monotonic() < start + self._fault.limit_s:
             now = time.monotonic()
-            if now >= deadline:
-                self._end_those_that_hang()
-                break
-            wait = min(_LOOK_S, deadline - now, *(at - now for at, _, _ in self._due[:1]))
-            for key, _ in self._selector.select(max(0.0, wait)):
-                rank, is_output = key.data
-                if is_output:
-                    self._read(rank)
-                else:
-                    self._reap(rank)
-            self._outcome.absent_s = max(self._outcome.absent_s, time.monotonic() - now - wait)
+            time.sleep(_LOOK_S)
+            outcome.absent_s = max(outcome.absent_s, time.monotonic() - now - _LOOK_S)
             self._do_what_is_due()
-        outcome = self._outcome
+        codes = [rank.poll() for rank in self._ranks]
+        self._end_those_that_hang()
         outcome.seconds = time.monotonic() - start
-        count = self._bed.set_path()
-        outcome.packets = (count.carried, count.lost)
         outcome.left = [
             f"process {process} in host {host}"
             for host in range(self._bed.spec.hosts)
             for process in self._bed.processes(host)
         ]
-        outcome.reports = {rank.number: self._report(rank) for rank in self._ranks}
+        outcome.reports = {number: self._report(number, code) for number, code in enumerate(codes)}
         return outcome
 
     def close(self) -> None:
         """Kill what is left."""
         for rank in self._ranks:
             with suppress(ProcessLookupError):
-                os.killpg(rank.process.pid, signal.SIGKILL)
-            rank.process.wait()
-            os.close(rank.descriptor)
-            assert rank.process.stdout is not None
-            rank.process.stdout.close()
-        self._selector.close()
+                os.killpg(rank.pid, signal.SIGKILL)
+            rank.wait()
 
-    def _read(self, rank: _Rank) -> None:
-        assert rank.process.stdout is not None
-        chunk = os.read(rank.process.stdout.fileno(), 1 << 16)
-        if not chunk:
-            self._selector.unregister(rank.process.stdout)
-            return
-        *lines, rank.unread = (rank.unread + chunk).split(b"\n")
-        for line in lines:
-            word, step, _ = line.split()
-            if word == b"step" and int(step) >= self._fault.step:
-                self._trigger()
-
-    def _reap(self, rank: _Rank) -> None:
-        rank.code = rank.process.wait()
-        self._selector.unregister(rank.descriptor)
-
-    def _trigger(self) -> None:
-        if self._triggered:
-            return
-        self._triggered = True
-        begin = time.monotonic() + self._fault.delay_s
-        for order, event in enumerate(events(self._fault)):
-            heapq.heappush(self._due, (begin + event.after_s, order, event))
+    def _running(self) -> "list[subprocess.Popen[bytes]]":
+        return [rank for rank in self._ranks if rank.poll() is None]
 
     def _do_what_is_due(self) -> None:
-        while self._due and time.monotonic() >= self._due[0][0]:
-            _, _, event = heapq.heappop(self._due)
+        step, now = self._fault.step, time.monotonic()
+        if self._begins_at is None and (step < 0 or (self._folder / f"step{step}").exists()):
+            self._begins_at = now + self._fault.delay_s
+        while self._due and self._begins_at is not None:
+            if now < self._begins_at + self._due[0].after_s:
+                return
             if self._began_at is None:
-                self._outcome.struck = all(
-                    rank.code is None and not self._past(rank).exists() for rank in self._ranks
-                )
+                past = any(self._folder.glob("*.past"))
+                self._outcome.struck = not past and len(self._running()) == len(self._ranks)
                 self._began_at = time.monotonic()
-            self._do(event)
+            self._do(self._due.pop(0))
 
     def _do(self, event: Event) -> None:
-        if event.what == "signal":
-            for number in event.ranks:
-                rank = self._ranks[number]
-                if rank.code is None:
-                    os.kill(rank.process.pid, signal.Signals[event.signal])
-        elif event.what == "link":
-            assert event.host is not None
-            self._bed.set_link(event.host, event.up)
-        else:
+        if not event.signal:
             self._bed.set_path(event.host, event.target, loss=event.loss, reorder=event.reorder)
+        for number in event.ranks:
+            self._ranks[number].send_signal(signal.Signals[event.signal])
 
     def _end_those_that_hang(self) -> None:
         """They write their stacks first."""
-        hanging = [rank for rank in self._ranks if rank.code is None]
+        hanging = self._running()
         for number in (signal.SIGCONT, signal.SIGUSR1):
             for rank in hanging:
-                os.kill(rank.process.pid, number)
-        time.sleep(_STACKS_S)
+                rank.send_signal(number)
+        time.sleep(_STACKS_S * bool(hanging))
         for rank in hanging:
-            rank.process.kill()
-            rank.process.wait()
+            rank.kill()
+            rank.wait()
 
-    def _path(self, rank: _Rank) -> Path:
-        return self._folder / f"rank{rank.number}.json"
-
-    def _past(self, rank: _Rank) -> Path:
-        """What a rank makes before its last collective."""
-        return self._folder / f"rank{rank.number}.past"
-
-    def _report(self, rank: _Rank) -> Report:
+    def _report(self, number: int, code: int | None) -> Report:
         try:
-            found: dict[str, Any] = json.loads(self._path(rank).read_text())
+            path = self._folder / f"rank{number}.json"
+            found: dict[str, Any] = json.loads(path.read_text())
         except FileNotFoundError:
             found = {}
         at = found.pop("at", None)
         late_s = at - self._began_at if at is not None and self._began_at is not None else 0.0
-        return Report(**found, late_s=round(late_s, 3), code=rank.code)
+        return Report(**found, late_s=round(late_s, 3), code=code)
