@@ -8,11 +8,11 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench.bed import BedError, bpf, program, relay
+from bench.bed import BedError, bpf, program
 from bench.bed.plan import (
     CLASSES,
     Spec,
@@ -23,8 +23,9 @@ from bench.bed.plan import (
     namespaces,
     shaping,
 )
+from bench.bed.relay import Count, Relay
 
-#: Of each bed its hosts file, its relay, and a lock that its user holds.
+#: Of each bed its hosts file, and a lock that its user holds.
 STATE = Path("/run/aiacc-network")
 _NAMESPACES = Path("/run/netns")
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "mount": "mount"}
@@ -55,14 +56,16 @@ class Flow:
 
 @dataclass(frozen=True)
 class Bed:
-    """A bed that is up. Made by `put_up` or `bed_for`.
+    """A bed that is up. Made by `bed_for`.
 
     Attributes:
         maps: The kernel's map of each host; empty without a flow cap.
+        relay: What joins the hosts, unless it is a bridge.
     """
 
     spec: Spec
-    maps: list[bpf.Map] = field(default_factory=list)
+    maps: list[bpf.Map]
+    relay: Relay | None
 
     def enter(self, host: int, command: Sequence[str]) -> list[str]:
         """The command line that runs ``command`` in a host; the process keeps its number."""
@@ -98,7 +101,7 @@ class Bed:
         delay_ms: float = 0,
         loss: float = 0,
         reorder: float = 0,
-    ) -> relay.Count:
+    ) -> Count:
         """Change what happens to packets from one host to another; None stands for all.
 
         Takes effect for packets that are sent from now on. Needs a bed with a relay.
@@ -106,12 +109,11 @@ class Bed:
         Returns:
             What the relay has carried and lost so far.
         """
-        if not self.spec.relayed:
+        if self.relay is None:
             raise BedError(
                 "this bed has a bridge, not a relay; put it up with relay=True (--relay)"
             )
-        command = relay.command(source, target, delay_ms, loss, reorder)
-        return relay.tell(_control_path(self.spec.name), command)
+        return self.relay.tell(source, target, delay_ms, loss, reorder)
 
     def check(self) -> None:
         """Raise BedError if some host had more flows than classes, which makes rates wrong."""
@@ -145,53 +147,41 @@ def bed_for(spec: Spec) -> Iterator[Bed]:
     """
     require_root()
     spec.check()
-    with _locked(spec.name):
-        bed = put_up(spec)
-        try:
-            yield bed
-            bed.check()
-        finally:
-            take_down(spec.name)
-            for flows in bed.maps:
-                flows.close()
+    with _locked(spec.name), ExitStack() as stack:
+        bed = _put_up(spec, stack)
+        yield bed
+        bed.check()
 
 
-def put_up(spec: Spec) -> Bed:
-    """Make the hosts, after removing what an earlier bed of that name has left. Raises BedError.
-
-    Nothing stays behind if it fails.
-    """
+def _put_up(spec: Spec, stack: ExitStack) -> Bed:
+    """Make the hosts, after removing what an earlier bed of that name has left."""
     take_down(spec.name)
-    try:
-        STATE.mkdir(mode=0o755, exist_ok=True)
-        _hosts_path(spec.name).write_text(hosts_file(spec))
-        _batch(["ip"], namespaces(spec))
-        if spec.relayed:
-            places = [_NAMESPACES / spec.namespace(host) for host in range(spec.hosts)]
-            relay.start(_control_path(spec.name), places)
-        else:
-            _run(["ip", "netns", "exec", spec.switch, "sh", "-c", _NO_FIREWALL])
-            _batch(["ip", "-n", spec.switch], links(spec))
-        for host in range(spec.hosts):
-            inside = spec.namespace(host)
-            _batch(["ip", "-n", inside], interior(spec, host))
-            if not spec.slow_start_after_idle:
-                _run(["ip", "netns", "exec", inside, "sh", "-c", f"echo 0 >{_SLOW_START}"])
-            if spec.capped:
-                _batch(["tc", "-n", inside], shaping(spec))
-        bed = Bed(spec, _classify(spec) if spec.flow_mbit else [])
-        bed.reset()
-        if spec.relayed:
-            bed.set_path(delay_ms=spec.delay_ms, loss=spec.loss, reorder=spec.reorder)
-    except BaseException:
-        take_down(spec.name)
-        raise
+    stack.callback(take_down, spec.name)
+    _hosts_path(spec.name).write_text(hosts_file(spec))
+    _batch(["ip"], namespaces(spec))
+    relay = None
+    if spec.relayed:
+        relay = Relay([_NAMESPACES / spec.namespace(host) for host in range(spec.hosts)])
+        stack.callback(relay.stop)
+    else:
+        _run(["ip", "netns", "exec", spec.switch, "sh", "-c", _NO_FIREWALL])
+        _batch(["ip", "-n", spec.switch], links(spec))
+    for host in range(spec.hosts):
+        inside = spec.namespace(host)
+        _batch(["ip", "-n", inside], interior(spec, host))
+        if not spec.slow_start_after_idle:
+            _run(["ip", "netns", "exec", inside, "sh", "-c", f"echo 0 >{_SLOW_START}"])
+        if spec.capped:
+            _batch(["tc", "-n", inside], shaping(spec))
+    bed = Bed(spec, _classify(spec, stack) if spec.flow_mbit else [], relay)
+    bed.reset()
+    if relay is not None:
+        bed.set_path(delay_ms=spec.delay_ms, loss=spec.loss, reorder=spec.reorder)
     return bed
 
 
 def take_down(name: str) -> None:
     """Remove every trace of a bed, processes in its hosts included. Fine if there is none."""
-    relay.stop(_control_path(name))
     _hosts_path(name).unlink(missing_ok=True)
     mine = re.compile(re.escape(name) + r"-(\d+|sw)")
     for inside in [entry.name for entry in _entries(_NAMESPACES) if mine.fullmatch(entry.name)]:
@@ -205,7 +195,7 @@ def _processes(namespace: str) -> list[int]:
     return [int(number) for number in _run(["ip", "netns", "pids", namespace]).split()]
 
 
-def _classify(spec: Spec) -> list[bpf.Map]:
+def _classify(spec: Spec, stack: ExitStack) -> list[bpf.Map]:
     """Attach a classifier in each host; their maps."""
     maps = []
     with tempfile.TemporaryDirectory(prefix=f"{spec.name}-", dir=STATE) as pins:
@@ -214,6 +204,7 @@ def _classify(spec: Spec) -> list[bpf.Map]:
             for host in range(spec.hosts):
                 flows = bpf.Map(program.FLOW_KEY.size, program.FLOW_VALUE.size, 2 * CLASSES)
                 maps.append(flows)
+                stack.callback(flows.close)
                 loaded = bpf.load_classifier(program.classifier(flows.descriptor, CLASSES))
                 bpf.pin(loaded, Path(pins, str(host)))
                 os.close(loaded)
@@ -246,10 +237,6 @@ def _locked(name: str) -> Iterator[None]:
                 f"another process uses the bed {name}; wait for it, or choose another --name"
             ) from None
         yield
-
-
-def _control_path(name: str) -> Path:
-    return STATE / f"{name}.relay"
 
 
 def _hosts_path(name: str) -> Path:

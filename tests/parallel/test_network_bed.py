@@ -13,7 +13,7 @@ import pytest
 
 from aiacc.run import netcheck
 from bench.bed import BedError, launch, program
-from bench.bed.bed import Bed, Flow, bed_for, put_up
+from bench.bed.bed import Bed, Flow, bed_for
 from bench.bed.plan import Spec
 from bench.job import run_on
 from bench.network.faults.plan import choose
@@ -107,8 +107,8 @@ def test_what_a_killed_run_leaves_goes_with_the_next(name):
 
 def test_a_bed_that_fails_half_way_leaves_nothing(name, monkeypatch):
     monkeypatch.setattr("bench.bed.bed.shaping", lambda spec: ["nonsense"])
-    with pytest.raises(BedError, match="nonsense"):
-        put_up(Spec(name, hosts=2))
+    with pytest.raises(BedError, match="nonsense"), bed_for(Spec(name, hosts=2)):
+        pass
 
 
 def test_the_relay_carries_loses_and_comes_back(name):

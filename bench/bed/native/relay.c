@@ -1,17 +1,17 @@
 /* Joins virtual hosts by a network with delay, loss and reordering: one TAP device "eth0" in each
  * host's network namespace, and one process that carries the frames between them.
  *
- *   relay SEED CONTROL NAMESPACE...
+ *   relay SEED NAMESPACE...
  *
  * Host n has the Ethernet address 02:00:00:00:00:(n+1), so the last byte of a frame's target says
- * where it goes. CONTROL is the path of a datagram socket for one command:
+ * where it goes. It reads one command:
  *
  *   set SOURCE TARGET DELAY_US LOSS_PPM REORDER_PPM
  *
  * from one host to another, -1 for all. A frame is lost with probability LOSS_PPM / 10^6, all of
  * them at 10^6; one that is reordered arrives another DELAY_US and a millisecond later. The answer
- * is "ok FRAMES LOST", or "error". When all devices are there the process prints the number of
- * another one, which goes on alone, and ends.
+ * is "ok FRAMES LOST", or "error"; the first one comes unasked, when all devices are there. It ends
+ * with its input.
  *
  * The kernel may hand over many segments of one TCP connection as one large frame, which saves most
  * of the work. Each segment counts as a frame and has a fate of its own. Those that differ from
@@ -34,8 +34,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -272,21 +270,6 @@ static int open_device(const char* namespace, int host) {
   return device;
 }
 
-static int open_control(const char* path) {
-  struct sockaddr_un address = {.sun_family = AF_UNIX};
-  if (strlen(path) >= sizeof address.sun_path) {
-    errno = ENAMETOOLONG;
-    fail(path);
-  }
-  strcpy(address.sun_path, path);
-  unlink(path);
-  const int control = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (control < 0 || bind(control, (struct sockaddr*)&address, sizeof address) != 0) {
-    fail(path);
-  }
-  return control;
-}
-
 /* Whether the text was a command. */
 static int obey(const char* text) {
   int source = 0;
@@ -316,55 +299,38 @@ static int obey(const char* text) {
   return 1;
 }
 
-static void answer(int control) {
+static void answer(void) {
   char text[256];
-  struct sockaddr_un sender;
-  socklen_t length = sizeof sender;
-  const ssize_t bytes =
-      recvfrom(control, text, sizeof text - 1, 0, (struct sockaddr*)&sender, &length);
-  if (bytes < 0) {
-    return;
+  if (fgets(text, sizeof text, stdin) == NULL) {
+    exit(0);
   }
-  text[bytes] = '\0';
-  char reply[64] = "error";
   if (obey(text)) {
-    snprintf(
-        reply, sizeof reply, "ok %llu %llu", (unsigned long long)frames, (unsigned long long)lost);
+    printf("ok %llu %llu\n", (unsigned long long)frames, (unsigned long long)lost);
+  } else {
+    puts("error");
   }
-  sendto(control, reply, strlen(reply), MSG_DONTWAIT, (struct sockaddr*)&sender, length);
+  fflush(stdout);
 }
 
 int main(int count, char** arguments) {
-  hosts = count - 3;
+  hosts = count - 2;
   if (hosts < 1 || hosts > kMostHosts) {
-    fprintf(stderr, "usage: relay SEED CONTROL NAMESPACE... (1 to %d namespaces)\n", kMostHosts);
+    fprintf(stderr, "usage: relay SEED NAMESPACE... (1 to %d namespaces)\n", kMostHosts);
     return 2;
   }
   random_state = strtoull(arguments[1], NULL, 10) * 2u + 1u;
-  const int control = open_control(arguments[2]);
   const int outside = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
-  struct pollfd entries[kMostHosts + 1] = {{control, POLLIN, 0}};
+  struct pollfd entries[kMostHosts + 1] = {{STDIN_FILENO, POLLIN, 0}};
   for (int host = 0; host < hosts; ++host) {
-    devices[host] = open_device(arguments[3 + host], host);
+    devices[host] = open_device(arguments[2 + host], host);
     entries[1 + host] = (struct pollfd){devices[host], POLLIN, 0};
   }
   if (setns(outside, CLONE_NEWNET) != 0) { /* so that it is not among the last host's processes */
     fail("/proc/self/ns/net");
   }
   close(outside);
-  const pid_t alone = fork();
-  if (alone < 0) {
-    fail("fork");
-  }
-  if (alone > 0) {
-    printf("%d\n", (int)alone);
-    return 0;
-  }
-  setsid();
-  const int nowhere = open("/dev/null", O_RDWR);
-  for (int standard = 0; standard <= 2; ++standard) {
-    dup2(nowhere, standard);
-  }
+  puts("ok 0 0");
+  fflush(stdout);
   while (1) {
     struct timespec wait = {0, 0};
     const uint64_t now = now_ns();
@@ -376,7 +342,7 @@ int main(int count, char** arguments) {
       fail("ppoll");
     }
     if (entries[0].revents != 0) {
-      answer(control);
+      answer();
     }
     for (int host = 0; host < hosts; ++host) {
       if (entries[1 + host].revents != 0) {

@@ -1,4 +1,4 @@
-/* A library to preload: the calls that move bytes over TCP sockets move fewer than they were asked
+/* A library to preload: the calls by which aiacc moves bytes over TCP sockets move fewer than asked
  * to, at random, and now and then none: then they fail with EINTR, as if a signal had come, or,
  * where the call must not block, with EAGAIN. Everything that a kernel may do on a busy machine.
  *
@@ -9,14 +9,12 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 enum { kMostParts = 64, kUnchanged = MSG_PEEK | MSG_WAITALL | MSG_OOB | MSG_ERRQUEUE };
 
@@ -108,76 +106,16 @@ ssize_t send(int descriptor, const void* data, size_t bytes, int flags) {
   return now < 0 ? -1 : real(descriptor, data, (size_t)now, flags);
 }
 
-ssize_t sendto(int descriptor,
-               const void* data,
-               size_t bytes,
-               int flags,
-               const struct sockaddr* target,
-               socklen_t length) {
-  REAL(sendto)
-  const ssize_t now = allowed(descriptor, bytes, flags);
-  return now < 0 ? -1 : real(descriptor, data, (size_t)now, flags, target, length);
-}
-
-ssize_t write(int descriptor, const void* data, size_t bytes) {
-  REAL(write)
-  const ssize_t now = allowed(descriptor, bytes, 0);
-  return now < 0 ? -1 : real(descriptor, data, (size_t)now);
-}
-
 ssize_t recv(int descriptor, void* data, size_t bytes, int flags) {
   REAL(recv)
   const ssize_t now = allowed(descriptor, bytes, flags);
   return now < 0 ? -1 : real(descriptor, data, (size_t)now, flags);
 }
 
-ssize_t recvfrom(int descriptor,
-                 void* data,
-                 size_t bytes,
-                 int flags,
-                 struct sockaddr* source,
-                 socklen_t* length) {
-  REAL(recvfrom)
-  const ssize_t now = allowed(descriptor, bytes, flags);
-  return now < 0 ? -1 : real(descriptor, data, (size_t)now, flags, source, length);
-}
-
-ssize_t read(int descriptor, void* data, size_t bytes) {
-  REAL(read)
-  const ssize_t now = allowed(descriptor, bytes, 0);
-  return now < 0 ? -1 : real(descriptor, data, (size_t)now);
-}
-
-/* What a program calls that was built with _FORTIFY_SOURCE; the sizes of buffers stay unchecked. */
+/* What a program built with _FORTIFY_SOURCE calls; the size of the buffer stays unchecked. */
 ssize_t __recv_chk(int descriptor, void* data, size_t bytes, size_t room, int flags) {
   (void)room;
   return recv(descriptor, data, bytes, flags);
-}
-
-ssize_t __read_chk(int descriptor, void* data, size_t bytes, size_t room) {
-  (void)room;
-  return read(descriptor, data, bytes);
-}
-
-typedef ssize_t (*vector_call)(int, const struct iovec*, int);
-
-static ssize_t move_parts(vector_call real, int descriptor, const struct iovec* parts, int count) {
-  struct iovec fewer[kMostParts];
-  if (count < 1 || count > kMostParts) {
-    return real(descriptor, parts, count);
-  }
-  const ssize_t now = allowed(descriptor, total_of(parts, (size_t)count), 0);
-  return now < 0 ? -1 : real(descriptor, fewer, (int)first_bytes(fewer, parts, (size_t)now));
-}
-
-ssize_t readv(int descriptor, const struct iovec* parts, int count) {
-  REAL(readv)
-  return move_parts(real, descriptor, parts, count);
-}
-
-ssize_t writev(int descriptor, const struct iovec* parts, int count) {
-  REAL(writev)
-  return move_parts(real, descriptor, parts, count);
 }
 
 /* Makes `cut` the message of which no more moves than is allowed, its parts in `fewer`; -1 if the
