@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -20,7 +19,7 @@ from bench.bed.bed import Bed, bed_for
 from bench.bed.plan import Spec
 from bench.job import run_on
 from bench.record import Run, samples
-from bench.turns import by_name
+from bench.turns import Contender, by_name, gathered, take_turns
 
 Array = npt.NDArray[Any]
 
@@ -108,89 +107,79 @@ def measure_on(
 ) -> dict[str, Any]:
     """What is kept of all ways on one bed; each job has several samples."""
     with bed_for(spec) as bed:
-        found = by_name(
-            keys, rounds or _ROUNDS, lambda key: _job(bed, Way.of(key), per_host, mib << 20)
-        )
+        found = by_name(keys, rounds or _ROUNDS, lambda key: _job(bed, key, per_host, mib << 20))
+    timed = gathered([ranks for jobs in found.values() for ranks, _ in jobs])
     return {
         "title": f"{spec.hosts} hosts; {spec.caps}",
         "unit": "s",
-        "samples": {key: [job["seconds"] for job in jobs] for key, jobs in found.items()},
-        "cpu_s": {key: [job["cpu_s"] for job in jobs] for key, jobs in found.items()},
-        "flows": {key: jobs[-1]["flows"] for key, jobs in found.items()},
+        "samples": timed["samples"],
+        "cpu_s": timed["cpu"],
+        "flows": {key: jobs[-1][1] for key, jobs in found.items()},
         "bed": asdict(spec),
         "per_host": per_host,
         "tensor_bytes": mib << 20,
         "wrong": [
-            f"{key}: {job['flows']} flows of the hosts carried data (expected {wanted} of each)"
+            f"{key}: {flows} flows of the hosts carried data (expected {wanted} of each)"
             for key, jobs in found.items()
             if (wanted := Way.of(key).promised(spec.hosts, per_host)) is not None
-            for job in jobs
-            if {*job["flows"]} - {wanted}
+            for _, flows in jobs
+            if {*flows} - {wanted}
         ],
     }
 
 
-def _job(bed: Bed, way: Way, per_host: int, tensor_bytes: int) -> dict[str, Any]:
+def _job(bed: Bed, key: str, per_host: int, tensor_bytes: int) -> tuple[list[Any], list[int]]:
+    """Spans of all ranks, and the flows of each host that carried data."""
+    way, hosts = Way.of(key), bed.spec.hosts
     ranks = run_on(
         bed,
         "bench.network.allreduce:run",
-        {"bytes": tensor_bytes, "form": way.form, "iterations": _ITERATIONS},
+        {"key": key, "bytes": tensor_bytes, "iterations": _ITERATIONS},
         per_host=per_host,
         launcher="mpirun" if "mpi" in way.engine else "explicit",
         variables=way.variables,
         timeout_s=_TIMEOUT_S,
     )
-    if any((rank["engine"], rank["lanes"]) != (way.engine, way.lanes) for rank in ranks):
+    if any((rank.pop("engine"), rank.pop("lanes")) != (way.engine, way.lanes) for rank in ranks):
         raise BedError(f"the job ran another engine or other lanes than {way}")
     # The warm-up counts for the flows: every host sends the same bytes as on the bus, if it has one
     # rank, or a hierarchy. A flat ring sends more, which its rate does not count.
-    hosts = bed.spec.hosts
     sent = way.wire_bytes(tensor_bytes) * (1 + _ITERATIONS) * 2 * (hosts - 1) / hosts
     flows = [bed.flows(host) for host in range(hosts)] if bed.maps else []
-    return {
-        "seconds": seconds_of(ranks),
-        "cpu_s": round(sum(rank["cpu_s"] for rank in ranks) / _ITERATIONS, 4),
-        "flows": [sum(one.sent_bytes >= sent * _LEAST_SHARE for one in host) for host in flows],
-    }
-
-
-def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> list[float]:
-    """One sample per iteration: from the arrival of the last rank to the departure of the last."""
-    starts = zip(*(rank["starts"] for rank in ranks), strict=True)
-    ends = zip(*(rank["ends"] for rank in ranks), strict=True)
-    return [round(max(end) - max(start), 6) for start, end in zip(starts, ends, strict=True)]
+    return ranks, [sum(one.sent_bytes >= sent * _LEAST_SHARE for one in host) for host in flows]
 
 
 def run(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Be a rank: all-reduce a tensor several times; when each one began and ended."""
+    """Be a rank: all-reduce a tensor several times; spans by key, and what the job ran."""
     import aiacc.array as hvd
     from aiacc import _core
 
     hvd.init()
-    size = hvd.size()
+    rank, size, form = hvd.rank(), hvd.size(), Way.of(task["key"]).form
     # With a form an odd period of what is exact in 16 bits as a sum.
-    period = (BFLOAT16_EXACT // size - size) // 2 * 2 - 1 if task["form"] else _PERIOD
+    period = (BFLOAT16_EXACT // size - size) // 2 * 2 - 1 if form else _PERIOD
     pattern = np.resize(np.arange(period, dtype=np.float32), task["bytes"] // 4)
-    allreduce_ = _allreduce_in(task["form"])
+    allreduce_ = _allreduce_in(form)
     tensor = np.empty_like(pattern)
-    starts, ends, cpu_s = [], [], 0.0
-    for iteration in range(1 + task["iterations"]):  # the first one warms up
-        np.add(pattern, hvd.rank(), out=tensor)
-        hvd.barrier()
-        before = time.process_time()
-        starts.append(time.monotonic())
-        allreduce_(tensor)
-        ends.append(time.monotonic())
-        cpu_s += (time.process_time() - before) * (iteration > 0)
-        hvd.barrier()  # the first one's check takes no core from the last one's all-reduce
-        tensor -= size * (size - 1) // 2
-        tensor /= size
+
+    def check() -> None:
+        np.subtract(tensor, size * (size - 1) // 2, out=tensor)
+        np.divide(tensor, size, out=tensor)
         if not np.array_equal(tensor, pattern):
-            raise AssertionError(f"wrong result in iteration {iteration}")
-    found = {"engine": _core.engine(), "lanes": _core.lanes(), "cpu_s": cpu_s}
+            raise AssertionError("wrong result")
+
+    way = Contender(
+        task["key"],
+        lambda: allreduce_(tensor),
+        prepare=lambda: np.add(pattern, rank, out=tensor),
+        finish=hvd.barrier,  # the first one's check takes no core from the last one's all-reduce
+        check=check,
+    )
+    spans = take_turns([way], task["iterations"], hvd.barrier, warm_up=1)
+    found = {**spans, "engine": _core.engine(), "lanes": _core.lanes()}
     hvd.barrier()
     hvd.shutdown()
-    return {**found, "starts": starts[1:], "ends": ends[1:]}
+    return found
 
 
 def _allreduce_in(form: str) -> Callable[[Array], object]:

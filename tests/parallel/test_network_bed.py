@@ -141,7 +141,7 @@ else:
 
 def test_what_is_lost_or_overtaken_arrives_right_in_the_end(name, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    task = {"bytes": 4 << 20, "iterations": 2, "form": ""}
+    task = {"key": "tcp:4", "bytes": 4 << 20, "iterations": 2}
     with bed_for(Spec(name, hosts=2, delay_ms=1, loss=0.005, reorder=0.02)) as bed:
         run_on(bed, "bench.network.allreduce:run", task, timeout_s=LIMIT_S)
         count = bed.set_path()
