@@ -78,8 +78,8 @@ class Row:
 #: Sources that decide what engines send between hosts.
 _BED = ("csrc", "bench/bed/bed.py", "bench/bed/program.py", "bench/bed/launch.py")
 _ON_BED = ("root", "quiet")
-_NETWORK = ("bench/network/cells.py", "bench/network/ranks.py", "bench/network/workloads.py")
-_STEP = (*_NETWORK, "aiacc/torch", "bench/network/step.py", "bench/network/device.py")
+_NETWORK = ("bench/network/cells.py", "bench/network/step.py", "bench/network/workloads.py")
+_STEP = (*_NETWORK, "aiacc/torch", "bench/network/device.py")
 _BENCHMARKS = "docs/benchmarks.md"
 _ON_GPU = ("csrc/cuda", "csrc/kernels", "bench/gpu/works.py", "bench/gpu/gpu_bench.cc")
 _RANKS_ON_GPU = ("csrc", "aiacc/torch", "bench/gpu/ranks.py")

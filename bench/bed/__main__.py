@@ -17,13 +17,12 @@ _SPEC = {
     "nic_mbit": "Mbit/s of a host's interface in each direction; 0: no cap",
     "slow": "one data flow of host 0 gets this fraction of the cap",
     "congestion": "TCP congestion control, none for the kernel's default",
-    "mtu": "bytes of the largest IP packet",
     "delay_ms": "delay of every packet",
     "loss": "probability that a packet is lost",
     "reorder": "probability that a packet is overtaken",
     "relay": "a relay even without delay or loss",
 }
-_KINDS = {"hosts": int, "congestion": str, "mtu": int}
+_KINDS = {"hosts": int, "congestion": str}
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from bench.bed import BedError, bpf, program
 from bench.bed.plan import (
     CLASSES,
     Spec,
-    enter,
+    host_name,
     hosts_file,
     interior,
     links,
@@ -42,14 +42,10 @@ class Flow:
     """What one host has sent on one TCP connection.
 
     Attributes:
-        source: Address and port of the sender.
-        target: Address and port of the receiver.
         minor: Number of its class; SLOW_MINOR for the slow one.
         sent_bytes: With the headers of Ethernet, IP and TCP.
     """
 
-    source: tuple[str, int]
-    target: tuple[str, int]
     minor: int
     sent_bytes: int
 
@@ -68,8 +64,13 @@ class Bed:
     relay: Relay | None
 
     def enter(self, host: int, command: Sequence[str]) -> list[str]:
-        """The command line that runs ``command`` in a host; the process keeps its number."""
-        return enter(self.spec, host, str(self.hosts_path), list(command))
+        """The command line that runs ``command`` in a host, under the host's own name.
+
+        The process keeps its number, so that whoever starts it may signal it.
+        """
+        script = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+        inside = ["ip", "netns", "exec", self.spec.namespace(host), "unshare", "--uts", "sh", "-c"]
+        return [*inside, script, host_name(host), str(self.hosts_path), *command]
 
     @property
     def hosts_path(self) -> Path:
@@ -79,8 +80,8 @@ class Bed:
     def flows(self, host: int) -> list[Flow]:
         """What a host has sent since `reset`, by flow; empty without a flow cap."""
         found = self.maps[host].items() if self.maps else ()
-        flows = (_flow(key, value) for key, value in found if key != program.COUNTERS_KEY)
-        return sorted(flows, key=lambda flow: flow.source)
+        values = [program.FLOW_VALUE.unpack(value) for key, value in found if any(key)]
+        return [Flow(classid & 0xFFFF, sent_bytes) for classid, sent_bytes in values]
 
     def reset(self) -> None:
         """Forget all flows, so that their classes are free again; there must be no traffic."""
@@ -184,7 +185,7 @@ def take_down(name: str) -> None:
     """Remove every trace of a bed, processes in its hosts included. Fine if there is none."""
     _hosts_path(name).unlink(missing_ok=True)
     mine = re.compile(re.escape(name) + r"-(\d+|sw)")
-    for inside in [entry.name for entry in _entries(_NAMESPACES) if mine.fullmatch(entry.name)]:
+    for inside in [path.name for path in _NAMESPACES.glob("*") if mine.fullmatch(path.name)]:
         for process in _processes(inside):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
@@ -217,14 +218,6 @@ def _classify(spec: Spec, stack: ExitStack) -> list[bpf.Map]:
     return maps
 
 
-def _flow(key: bytes, value: bytes) -> Flow:
-    source, target, source_port, target_port = program.FLOW_KEY.unpack(key)
-    classid, sent = program.FLOW_VALUE.unpack(value)
-    texts = (".".join(str(byte) for byte in host) for host in (source, target))
-    first, second = texts
-    return Flow((first, source_port), (second, target_port), classid & 0xFFFF, sent)
-
-
 @contextmanager
 def _locked(name: str) -> Iterator[None]:
     """Holds the bed's lock, which the kernel gives back when this process ends in whatever way."""
@@ -241,10 +234,6 @@ def _locked(name: str) -> Iterator[None]:
 
 def _hosts_path(name: str) -> Path:
     return STATE / f"{name}.hosts"
-
-
-def _entries(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def _batch(tool: list[str], lines: list[str]) -> None:

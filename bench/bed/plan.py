@@ -7,7 +7,6 @@ from bench.bed.program import DEFAULT_MINOR, FIRST_MINOR, MAJOR, SLOW_MINOR
 #: Flows of one host that get a class of their own.
 CLASSES = 1024
 MOST_HOSTS = 64
-LONGEST_NAME = 8  # an interface name has at most 15 characters
 
 _SUBNET = "10.77.0"
 _SUBNET_6 = "fd77:"
@@ -35,7 +34,6 @@ class Spec:
         congestion: TCP congestion control of the hosts; "" for the kernel's default.
         slow_start_after_idle: Whether a connection that paused starts slowly again, as in the
             kernel's default: net.ipv4.tcp_slow_start_after_idle of the hosts.
-        mtu: Largest IP packet in bytes.
         delay_ms: What every packet is held up on its way from host to host.
         loss: Probability that a packet is lost.
         reorder: Probability that a packet is overtaken: it is held up twice, and 1 ms more.
@@ -54,7 +52,6 @@ class Spec:
     slow: float = 0
     congestion: str = ""
     slow_start_after_idle: bool = True
-    mtu: int = 1500
     delay_ms: float = 0
     loss: float = 0
     reorder: float = 0
@@ -65,16 +62,14 @@ class Spec:
     def check(self) -> None:
         """Raise ValueError for a bed that cannot be."""
         problem = ""
-        if not self.name.isalnum() or len(self.name) > LONGEST_NAME:
-            problem = f"name {self.name!r} (expected 1 to {LONGEST_NAME} letters and digits)"
+        if not self.name.isalnum():
+            problem = f"name {self.name!r} (expected letters and digits)"
         elif not 1 <= self.hosts <= MOST_HOSTS:
             problem = f"{self.hosts} hosts (expected 1 to {MOST_HOSTS})"
         elif self.flow_mbit < 0 or self.nic_mbit < 0:
             problem = "a negative rate (expected Mbit/s, or 0 for no cap)"
         elif not 0 <= self.slow <= 1 or (self.slow and not self.flow_mbit):
             problem = f"slow = {self.slow:g} (expected a fraction from 0 to 1, and a flow cap)"
-        elif not 576 <= self.mtu <= 65521:
-            problem = f"an MTU of {self.mtu} (expected 576 to 65521)"
         elif self.delay_ms < 0 or not 0 <= self.loss <= 1 or not 0 <= self.reorder <= 1:
             problem = "a delay, loss or reordering that cannot be (expected ms >= 0, and fractions)"
         elif {*self._families()} - {"4", "6", "46"} or len(self._families()) != self.hosts:
@@ -110,18 +105,9 @@ class Spec:
         """Name of the network namespace that has the bridge, away from the machine's firewall."""
         return f"{self.name}-sw"
 
-    @property
-    def bridge(self) -> str:
-        """Name of the bridge in the namespace of the switch."""
-        return f"{self.name}-br"
-
     def namespace(self, host: int) -> str:
         """Name of a host's network namespace."""
         return f"{self.name}-{host}"
-
-    def port(self, host: int) -> str:
-        """Name of the interface that ties a host to the bridge."""
-        return f"{self.name}-v{host}"
 
     @property
     def relayed(self) -> bool:
@@ -166,12 +152,11 @@ def namespaces(spec: Spec) -> list[str]:
 
 def links(spec: Spec) -> list[str]:
     """Lines for ``ip -batch`` inside the switch: the bridge and a cable to every host."""
-    lines = [f"link add {spec.bridge} type bridge", f"link set {spec.bridge} mtu {spec.mtu} up"]
+    lines = ["link add bridge type bridge", "link set bridge up"]
     for host in range(spec.hosts):
-        inside, port = spec.namespace(host), spec.port(host)
         lines += [
-            f"link add {port} type veth peer name eth0 netns {inside}",
-            f"link set {port} mtu {spec.mtu} master {spec.bridge} up",
+            f"link add port{host} type veth peer name eth0 netns {spec.namespace(host)}",
+            f"link set port{host} master bridge up",
         ]
     return lines
 
@@ -179,7 +164,7 @@ def links(spec: Spec) -> list[str]:
 def interior(spec: Spec, host: int) -> list[str]:
     """Lines for ``ip -batch`` inside a host."""
     control = f" congctl {spec.congestion}" if spec.congestion else ""
-    lines = [f"link set eth0 mtu {spec.mtu} txqueuelen {_DEVICE_PACKETS} up", "link set lo up"]
+    lines = [f"link set eth0 txqueuelen {_DEVICE_PACKETS} up", "link set lo up"]
     for address in spec.addresses(host):
         if ":" in address:
             lines += [
@@ -233,13 +218,3 @@ def _class(parent: str, minor: int, rate_mbit: float, ceil_mbit: float, burst: s
         f"class add dev eth0 parent {parent} classid {MAJOR}:{minor:x} htb rate {rate} ceil {ceil} "
         f"burst {burst} cburst {burst} quantum {_QUANTUM}"
     )
-
-
-def enter(spec: Spec, host: int, hosts_path: str, command: list[str]) -> list[str]:
-    """The command line that runs ``command`` in a host, under the host's own name.
-
-    The process keeps its number, so that whoever starts it may signal it.
-    """
-    script = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
-    inside = ["ip", "netns", "exec", spec.namespace(host), "unshare", "--uts", "sh", "-c", script]
-    return [*inside, host_name(host), hosts_path, *command]

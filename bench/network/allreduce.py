@@ -74,13 +74,13 @@ class Way:
         """What a tensor has on the wire."""
         return tensor_bytes // 2 if self.form else tensor_bytes
 
-    def limit_mbit(self, spec: Spec, per_host: int = 1) -> float:
+    def limit_mbit(self, bed: Mapping[str, Any], per_host: int = 1) -> float:
         """What the lanes may carry between two hosts of a bed, headers included.
 
         If it has a slow flow, it is one of them: at best the lanes share the work by their rates.
         """
-        flows = self.lanes * self.columns(per_host) - 1 + (spec.slow or 1)
-        return min(spec.flow_mbit * flows or float("inf"), spec.nic_mbit or float("inf"))
+        flows = self.lanes * self.columns(per_host) - 1 + (bed["slow"] or 1)
+        return min(bed["flow_mbit"] * flows or float("inf"), bed["nic_mbit"] or float("inf"))
 
     def promised(self, hosts: int, per_host: int) -> int | None:
         """Data flows on which each host sends, or None if the engine promises none exactly."""
@@ -208,7 +208,7 @@ def rate(run: Run, key: str) -> str:
     """Bus bandwidth, and the share of what the caps allow; empty if it was not measured."""
     if key not in run["samples"]:
         return ""
-    limit = Way.of(key).limit_mbit(Spec(**run["bed"]), run["per_host"])
+    limit = Way.of(key).limit_mbit(run["bed"], run["per_host"])
     return f"{rate_mbit(run, key):.0f} Mbit/s, {rate_mbit(run, key) / limit:.3f}"
 
 
@@ -235,7 +235,7 @@ def plot(runs: Sequence[Run]) -> Any:
         if run["cell"].isdigit():
             rates = [rate_mbit(run, f"{engine}:{lanes}") for lanes in LANES]
             axis.plot(LANES, rates, marker="o", label=f"{engine}, {run['cell']} hosts")
-    limits = [Way("tcp", lanes).limit_mbit(Spec()) for lanes in LANES]
+    limits = [Way("tcp", lanes).limit_mbit(vars(Spec())) for lanes in LANES]
     axis.plot(LANES, limits, linestyle="--", color="grey", label="caps")
     axis.set_xticks(LANES)
     axis.set_ylim(bottom=0)

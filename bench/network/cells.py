@@ -103,7 +103,7 @@ def byte_s(mbit: float) -> float:
 def probed(bed: Bed, variables: Mapping[str, str], mib: int) -> dict[str, Any]:
     """What operations of up to so many MiB cost between the hosts, as `aiacc-plan probe` has it."""
     ranks = job.run_on(
-        bed, "bench.network.ranks:probe", {"mib": mib}, variables=variables, timeout_s=_LIMIT_S
+        bed, "bench.network.step:probe", {"mib": mib}, variables=variables, timeout_s=_LIMIT_S
     )
     network: dict[str, Any] = ranks[0]
     return network

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -21,9 +25,9 @@ import aiacc
 import aiacc.torch as hvd
 from aiacc.compression.compressor import AUTO
 from aiacc.planning.plan import ALL_REDUCE, Plan
+from aiacc.run import probe as aiacc_probe
 from bench.collectives.tensors import BFLOAT16_EXACT, Tensors
 from bench.network.device import Device, LayeredModel, Update
-from bench.network.ranks import gloo
 from bench.network.workloads import workload
 from bench.shapes import Shape
 
@@ -32,6 +36,12 @@ _LEARNS = 1
 #: Of torch's PowerSGD: rank of the matrices, and the first step in which it compresses, for DDP
 #: forms its buckets anew after the first.
 _RANK, _START = 4, 2
+
+#: Operations at a time that are probed; more of them share what these had.
+_PROBED_LANES = 2
+#: So long threads of gloo have to drop what a communication hook has left there. Without that they
+#: hold the last reference to the group, which cannot join itself, or need Python when that is gone.
+_DROP_S = 1.0
 
 Trained = tuple[torch.nn.Module, torch.optim.Optimizer]
 
@@ -59,7 +69,7 @@ def rank(task: Any) -> dict[str, Any]:
     torch.set_num_threads(1)
     rank, size = int(os.environ["AIACC_RANK"]), int(os.environ["AIACC_SIZE"])
     work = workload(task["workload"]).lasting(task["compute_s"])
-    checked = task["checked"]
+    checked, steps = task["checked"], task["steps"]
     data = (
         Tensors(work.shapes, rank, size, BFLOAT16_EXACT) if checked else _Random(work.shapes, rank)
     )
@@ -70,10 +80,10 @@ def rank(task: Any) -> dict[str, Any]:
         model = LayeredModel(data.tensors, device, own=checked)
         hearing = redirect_stderr(said) if one["compression"].startswith(AUTO) else nullcontext()
         with hearing, _trained(one, model, data.names, number) as trained:
-            seconds = _steps(one, task["steps"], trained, device, checked)
-            found[one["name"]] = {"samples": seconds}
+            seconds = _steps(one, one["warmup"] + steps, trained, device, learns=checked)
+            found[one["name"]] = {"samples": seconds[-steps:]}
             if one["kind"] == "aiacc":
-                found[one["name"]] |= _counted(one["warmup"] + task["steps"])
+                found[one["name"]] |= _counted(len(seconds))
             if isinstance(data, Tensors) and one["kind"] != "none":
                 parameters = [parameter.detach() for parameter in model.parameters()]
                 data.check(parameters, -(size + 1) / 2)
@@ -81,7 +91,8 @@ def rank(task: Any) -> dict[str, Any]:
         if one["unsent"]:
             model = LayeredModel(data.tensors, device, own=checked)
             with _trained(one, model, data.names, number, sent=False) as trained:
-                found[one["name"]]["unsent"] = _unsent(one, task["steps"], trained, device)
+                seconds = _steps(one, 1 + steps, trained, device, learns=False, sent=False)
+                found[one["name"]]["unsent"] = seconds[1:]
         del model
         gc.collect()
     return found
@@ -93,23 +104,19 @@ def _counted(steps: int) -> dict[str, Any]:
     return {"lanes": stats["lanes"], **means}
 
 
-def _steps(one: Any, steps: int, trained: Trained, device: Device, learns: bool) -> list[float]:
+def _steps(
+    one: Any, number: int, trained: Trained, device: Device, *, learns: bool, sent: bool = True
+) -> list[float]:
+    """Seconds of so many steps; where nothing is sent, ranks begin each of them together."""
     seconds = []
-    for number in range(one["warmup"] + steps):
-        Update.learning = learns and number == _LEARNS
+    for step in range(number):
+        if not sent:
+            hvd.barrier()
+        Update.learning = learns and step == _LEARNS
         seconds.append(_step_s(one, trained, device))
     if hasattr(trained[1], "flush"):  # what is decoupled goes on in the next forward pass
         trained[1].flush()
-    return seconds[-steps:]
-
-
-def _unsent(one: Any, steps: int, trained: Trained, device: Device) -> list[float]:
-    """Steps in which nothing is sent; ranks begin together, as after one in which they wait."""
-    seconds = []
-    for _ in range(1 + steps):
-        hvd.barrier()
-        seconds.append(_step_s(one, trained, device))
-    return seconds[1:]
+    return seconds
 
 
 def _step_s(one: Any, trained: Trained, device: Device) -> float:
@@ -138,7 +145,7 @@ def _trained(
     if one["kind"] == "none":
         yield model, optimizer
     elif one["kind"] == "ddp":
-        with gloo(number, one["contexts"]):
+        with _gloo(number, one["contexts"]):
             yield _ddp(one, model), optimizer
     else:
         with mock.patch.dict(os.environ, one["variables"]):
@@ -184,3 +191,32 @@ def _ddp(one: Any, model: LayeredModel) -> DistributedDataParallel:
         )
         module.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return module
+
+
+@contextmanager
+def _gloo(number: int, contexts: int = 1) -> Iterator[None]:
+    """Open a process group of torch over gloo.
+
+    Args:
+        number: Of those that the job has had, for a port of its own.
+        contexts: How often the interface is listed, each time with connections of its own.
+    """
+    host, _, port = os.environ["AIACC_ADDR"].rpartition(":")
+    os.environ["GLOO_SOCKET_IFNAME"] = ",".join(["eth0"] * contexts)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{host}:{int(port) + 1 + number}",
+        rank=int(os.environ["AIACC_RANK"]),
+        world_size=int(os.environ["AIACC_SIZE"]),
+    )
+    yield
+    time.sleep(_DROP_S)
+    dist.destroy_process_group()
+
+
+def probe(task: Any) -> Any:
+    """The network as `aiacc-plan probe` measures it, on rank 0."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "network.json"
+        aiacc_probe.probe(path, task["mib"] << 20, _PROBED_LANES)
+        return json.loads(path.read_text()) if path.exists() else None

@@ -4,12 +4,10 @@ The shapes are those of the networks. The times are modelled, not measured: a mu
 operations, the backward pass costs twice the forward pass, and a device does DEVICE_FLOPS.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from aiacc.planning.models import MODELS
 from aiacc.planning.models.bert import bert
-from aiacc.planning.models.layers import Parameter
 from bench.shapes import Shape, elements
 
 #: Operations per second of the modelled device: about half the fp32 peak of an NVIDIA V100, with
@@ -17,6 +15,13 @@ from bench.shapes import Shape, elements
 DEVICE_FLOPS = 8e12
 
 _TOKENS = 128
+#: Titles and batches.
+WORKLOADS = {
+    "resnet50": ("ResNet-50, batch of 64", 64),
+    "vgg16": ("VGG-16, batch of 64", 64),
+    "bert-base": (f"BERT-base, batch of 32 x {_TOKENS} tokens", 32),
+    "densenet201": ("DenseNet-201, batch of 32", 32),
+}
 
 
 @dataclass(frozen=True)
@@ -74,29 +79,10 @@ class Workload:
 
 
 def workload(name: str) -> Workload:
-    """The workload of that name; ValueError for another."""
-    for work in _workloads():
-        if work.name == name:
-            return work
-    raise ValueError(f"workload {name!r} (expected one of {', '.join(names())})")
-
-
-def names() -> list[str]:
-    """Names of all workloads."""
-    return [work.name for work in _workloads()]
-
-
-def _workloads() -> list[Workload]:
-    tokens = f"batch of 32 x {_TOKENS} tokens"
-    return [
-        _of("resnet50", "ResNet-50, batch of 64", MODELS["resnet50"].parameters(), 64),
-        _of("vgg16", "VGG-16, batch of 64", MODELS["vgg16"].parameters(), 64),
-        _of("bert-base", f"BERT-base, {tokens}", bert(12, 768, _TOKENS, words=False), 32),
-        _of("densenet201", "DenseNet-201, batch of 32", MODELS["densenet201"].parameters(), 32),
-    ]
-
-
-def _of(name: str, title: str, parameters: Sequence[Parameter], batch: int) -> Workload:
-    work = [parameter.multiply_adds for parameter in parameters]
+    """The workload of that name, one of WORKLOADS."""
+    title, batch = WORKLOADS[name]
+    bert_base = name == "bert-base"
+    parameters = bert(12, 768, _TOKENS, words=False) if bert_base else MODELS[name].parameters()
     shapes = [(parameter.name, parameter.shape) for parameter in parameters]
+    work = [parameter.multiply_adds for parameter in parameters]
     return Workload(name, title, shapes, work, batch)

@@ -109,7 +109,7 @@ def measure(name: str, rounds: int | None) -> dict[str, Any]:
             bed,
             "bench.network.second_order.step:rank",
             _task(cell, layers),
-            [_contender(one, layers) for one in found],
+            [_contender(one, cell.model, layers) for one in found],
             rounds,
             _VARIABLES,
         )
@@ -142,7 +142,6 @@ def _task(cell: Cell, layers: Sequence[Any]) -> dict[str, Any]:
     """What the ranks are told of all contenders: layers and moments, shrunk."""
     model, shrink = cell.model, cell.shrink
     elements = {one.name: one.elements for one in model.parameters}
-    sgd = replace(model, factor_s=1e-9 * model.factor_s)
     return {
         "layers": [
             [one.name, max(1, one.a_dim // shrink), max(1, one.g_dim // shrink)] for one in layers
@@ -150,22 +149,22 @@ def _task(cell: Cell, layers: Sequence[Any]) -> dict[str, Any]:
         "gradients": {name: math.ceil(n / shrink**2) for name, n in elements.items()},
         "inversion_names": [name for layer in layers for name in factor_names(layer.name)],
         "inversion_s": [float(cell.inversion.seconds(dim)) for dim in model.dims],
-        "moments": [[t.name, t.ready_s] for t in model.trace.tensors],
-        "moments_of_gradients": [
-            [t.name, t.ready_s] for t in sgd.trace.tensors if not is_factor(t.name)
-        ],
-        "compute_s": model.compute_s,
         "factor_s": model.factor_s,
     }
 
 
-def _contender(one: Found, layers: Sequence[Any]) -> dict[str, Any]:
+def _contender(one: Found, model: Model, layers: Sequence[Any]) -> dict[str, Any]:
     names = [name for layer in layers for name in factor_names(layer.name)]
     ours = one.title == methods.OURS
     pipelined = ours or next(m for m in METHODS if m.title == one.title).pipelined
+    # Without a pipeline factors are built, and sent, when all gradients are there.
+    shown = model if pipelined else replace(model, factor_s=1e-9 * model.factor_s)
+    tensors = [t for t in shown.trace.tensors if pipelined or not is_factor(t.name)]
     return {
         "name": one.title,
         "pipelined": pipelined,
+        "moments": [[t.name, t.ready_s] for t in tensors],
+        "passes_s": model.compute_s + model.factor_s * pipelined,
         "buckets": [[bucket.operation, list(bucket.tensors)] for bucket in one.buckets],
         "owners": list(one.owners),
         # The published variants give all factors to everybody, and send inverses at the end.

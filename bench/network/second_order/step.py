@@ -11,13 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import torch
 
 import aiacc.torch as hvd
-from aiacc.kfac.distribution import Distribution, LayerWork, Work
+from aiacc.kfac.distribution import Distribution, of_owners
 from aiacc.torch.kfac import buckets, inverses, solvers
 from aiacc.torch.kfac.execution import Execution
 from aiacc.torch.kfac.factor import Factor
@@ -82,7 +83,10 @@ class Contender:
     def __init__(self, task: Any, job: Any, ranks: Ranks) -> None:
         """Lay out what travels. Collective."""
         self._task, self._job = task, job
-        layers = [_layer(*row) for row in job["layers"]]
+        layers = [
+            FactoredModule(name, torch.nn.Linear(a_dim, g_dim, bias=False))
+            for name, a_dim, g_dim in job["layers"]
+        ]
         self._factors = {f.name: f for layer in layers for f in layer.factors}
         plan = _plan(task, layers, ranks.size)
         name = f"bench.{task['name']}"
@@ -106,18 +110,13 @@ class Contender:
         hvd.barrier()
         clock = Clock()
         began = clock.at
-        if self._task["pipelined"]:
-            for name, ready_s in self._job["moments"]:
-                clock.until(began + ready_s)
-                self._ready(name)
-            clock.until(began + self._job["compute_s"] + self._job["factor_s"])
-            self._wait_for_gradients()
-        else:
-            for name, ready_s in self._job["moments_of_gradients"]:
-                clock.until(began + ready_s)
-                self._ready(name)
-            clock.until(began + self._job["compute_s"])
-            self._wait_for_gradients()
+        for name, ready_s in self._task["moments"]:
+            clock.until(began + ready_s)
+            self._ready(name)
+        clock.until(began + self._task["passes_s"])
+        for bucket in self._gradients:
+            bucket.finish()
+        if not self._task["pipelined"]:
             clock = Clock()
             clock.take(self._job["factor_s"])
             for name in self._factors:
@@ -137,10 +136,6 @@ class Contender:
             return
         factor.total, factor.weight = torch.empty(0), torch.ones(())
         self._execution.exchange.ready(factor)
-
-    def _wait_for_gradients(self) -> None:
-        for bucket in self._gradients:
-            bucket.finish()
 
 
 class _Gradients:
@@ -197,26 +192,15 @@ def _unsent() -> Iterator[None]:
         yield
 
 
-def _layer(name: str, a_dim: int, g_dim: int) -> FactoredModule:
-    return FactoredModule(name, torch.nn.Linear(a_dim, g_dim, bias=False))
-
-
 def _plan(task: Any, layers: Sequence[FactoredModule], size: int) -> Distribution:
     """The distribution that the simulator has found, for these layers."""
-    everybody = tuple(range(size))
-
-    def work(factor: Factor, owner: int | None) -> Work:
-        if owner is None:
-            return Work(factor.shape[0], everybody, everybody, ())
-        reduced_to = (owner,) if task["reduces"] else everybody
-        others = tuple(rank for rank in everybody if rank != owner)
-        return Work(factor.shape[0], reduced_to, (owner,), others)
-
-    owners = iter(task["owners"])
+    described = [layer.described for layer in layers]
+    plan = of_owners(task["name"], described, size, task["owners"])
+    if task["reduces"]:
+        return plan
+    all_get: dict[str, Any] = {"reduced_to": tuple(range(size))}
     works = [
-        LayerWork(
-            layer.name, work(layer.a, next(owners)), work(layer.g, next(owners)), everybody, ()
-        )
-        for layer in layers
+        replace(one, a=replace(one.a, **all_get), g=replace(one.g, **all_get))
+        for one in plan.layers
     ]
-    return Distribution(task["name"], size, tuple(works))
+    return replace(plan, layers=tuple(works))

@@ -10,7 +10,7 @@ from bench.data import epochs
 from bench.gpu import works
 from bench.network import cells
 from bench.network import planning as planned
-from bench.network.workloads import names, workload
+from bench.network.workloads import WORKLOADS, workload
 from bench.row import row_of
 from bench.second_order import convergence
 from bench.shapes import elements, resnet50
@@ -33,7 +33,7 @@ def test_resnet50_is_the_same_everywhere_and_gradients_come_last_layer_first():
     assert workload("resnet50").shapes == resnet50()
     sent = [name.removeprefix("allreduce.") for name, _ in negotiation.tensors()]
     assert sent == [name for name, _ in reversed(resnet50())]
-    for name in names():
+    for name in WORKLOADS:
         times = workload(name).backward_s
         assert times == sorted(times, reverse=True)
         assert times[0] == pytest.approx(2 * workload(name).forward_s)
