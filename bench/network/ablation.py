@@ -11,6 +11,7 @@ from bench.bed.bed import bed_for
 from bench.bed.plan import Spec
 from bench.network.allreduce import CONGESTION
 from bench.network.cells import Contender, trained
+from bench.network.workloads import workload
 from bench.record import Run
 
 CELLS = ("resnet50",)
@@ -42,7 +43,7 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     """All settings in turn."""
     spec = Spec("ablation", _HOSTS, flow_mbit=75, nic_mbit=250, congestion=CONGESTION)
     with bed_for(spec) as bed:
-        found = trained(bed, cell, {setting: _way(setting) for setting in SETTINGS}, rounds)
+        found = trained(bed, workload(cell), {one: _way(one) for one in SETTINGS}, rounds)
     return {
         "title": f"{_HOSTS} hosts of {_PER_HOST} ranks; {spec.caps}",
         "unit": "s",

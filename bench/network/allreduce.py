@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from statistics import median
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from aiacc.run.netcheck import bus_mbit
 from bench import plots
@@ -20,8 +19,6 @@ from bench.bed.plan import Spec
 from bench.job import run_on
 from bench.record import Run, samples
 from bench.turns import Contender, by_name, gathered, take_turns
-
-Array = npt.NDArray[Any]
 
 #: The congestion control of most systems, whatever this machine's default.
 CONGESTION = "cubic"
@@ -151,7 +148,9 @@ def _job(bed: Bed, key: str, per_host: int, tensor_bytes: int) -> tuple[list[Any
 
 def run(task: Mapping[str, Any]) -> dict[str, Any]:
     """Be a rank: all-reduce a tensor several times; spans by key, and what the job ran."""
-    import aiacc.array as hvd
+    import torch
+
+    import aiacc.torch as hvd
     from aiacc import _core
 
     hvd.init()
@@ -159,8 +158,9 @@ def run(task: Mapping[str, Any]) -> dict[str, Any]:
     # With a form an odd period of what is exact in 16 bits as a sum.
     period = (BFLOAT16_EXACT // size - size) // 2 * 2 - 1 if form else _PERIOD
     pattern = np.resize(np.arange(period, dtype=np.float32), task["bytes"] // 4)
-    allreduce_ = _allreduce_in(form)
+    narrow = getattr(hvd.Compression, form or "none")
     tensor = np.empty_like(pattern)
+    shared = torch.from_numpy(tensor)
 
     def check() -> None:
         np.subtract(tensor, size * (size - 1) // 2, out=tensor)
@@ -170,7 +170,7 @@ def run(task: Mapping[str, Any]) -> dict[str, Any]:
 
     way = Contender(
         task["key"],
-        lambda: allreduce_(tensor),
+        lambda: hvd.allreduce_(shared, op=hvd.Sum, name="tensor", compression=narrow),
         prepare=lambda: np.add(pattern, rank, out=tensor),
         finish=hvd.barrier,  # the first one's check takes no core from the last one's all-reduce
         check=check,
@@ -180,22 +180,6 @@ def run(task: Mapping[str, Any]) -> dict[str, Any]:
     hvd.barrier()
     hvd.shutdown()
     return found
-
-
-def _allreduce_in(form: str) -> Callable[[Array], object]:
-    """The operation; by the front-end that narrows if it is to have another form on the wire."""
-    import aiacc.array as hvd
-
-    if not form:
-        return lambda tensor: hvd.allreduce_(tensor, op=hvd.Sum, name="tensor")
-    import torch
-
-    import aiacc.torch
-
-    narrow = getattr(aiacc.torch.Compression, form)
-    return lambda tensor: aiacc.torch.allreduce_(
-        torch.from_numpy(tensor), op=hvd.Sum, name="tensor", compression=narrow
-    )
 
 
 def rate_mbit(run: Run, key: str) -> float:

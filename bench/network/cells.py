@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from aiacc.planning.cost import CostModel
-from aiacc.planning.network import network_of
 from bench import job, plots
 from bench.bed.bed import Bed
 from bench.bed.plan import Spec
-from bench.network.workloads import workload
+from bench.network.workloads import Workload
 from bench.record import Run, samples
 from bench.tables import amount, fastest, ratio, spread, table
 from bench.turns import in_turn
@@ -109,40 +104,20 @@ def probed(bed: Bed, variables: Mapping[str, str], mib: int) -> dict[str, Any]:
     return network
 
 
-def cost_of(network: Mapping[str, Any]) -> CostModel:
-    """The costs of a probed network."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "network.json"
-        path.write_text(json.dumps(network))
-        return network_of(str(path)).cost()
-
-
 def trained(
     bed: Bed,
-    name: str,
+    work: Workload,
     contenders: Mapping[str, Contender],
     rounds: int | None,
-    compute_s: float | None = None,
     variables: Mapping[str, str] | None = None,
     *,
     checked: bool = True,
 ) -> dict[str, Any]:
     """What `measured` returns of steps of a workload, by `bench.network.step`.
 
-    Args:
-        bed: The hosts.
-        name: Of the workload.
-        contenders: By name.
-        rounds: None for ROUNDS.
-        compute_s: What the device takes, None for the published one.
-        variables: Added to the environment of the ranks.
-        checked: Whether gradients are numbers whose averages are known.
+    ``checked``: gradients are numbers whose averages are known; lossy codes need no such.
     """
-    task = {
-        "workload": name,
-        "compute_s": workload(name).compute_s if compute_s is None else compute_s,
-        "checked": checked,
-    }
+    task = {"workload": work.name, "compute_s": work.compute_s, "checked": checked}
     told = [{"name": name, **asdict(one)} for name, one in contenders.items()]
     return measured(bed, "bench.network.step:rank", task, told, rounds, variables)
 
@@ -266,12 +241,12 @@ def exposed_s(run: Run, key: str) -> float | None:
 
 
 def plot(runs: Sequence[Run], titles: Mapping[str, str], ours: Sequence[str]) -> Any:
-    """A panel for each cell: steps as bars, what was predicted as a line over each."""
+    """A panel for each cell: steps as bars; a line over each that was predicted."""
     plain = {key: title.replace("`", "") for key, title in titles.items()}
     figure, axes = plots.panels(len(runs))
     for axis, run in zip(axes, runs, strict=True):
         plots.bars(axis, run, plain, ours)
         for at, key in enumerate(key for key in titles if key in run["samples"]):
-            if predicted := run["predicted"].get(key):
+            if predicted := run.get("predicted", {}).get(key):
                 axis.plot([predicted["step_s"]] * 2, [at - 0.4, at + 0.4], color="black")
     return figure

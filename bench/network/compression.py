@@ -95,7 +95,7 @@ _LEFT_OUT = {
 def measure(name: str, rounds: int | None) -> dict[str, Any]:
     """See Row. What the model says is made from how fast this machine codes before the rounds."""
     model, _, rate = name.partition(":")
-    work, mbit = workload(model), float(rate)
+    work, mbit = workload(model).lasting(_NOTHING_S), float(rate)
     chosen = [one for one in CONTENDERS if one not in _LEFT_OUT.get(mbit, ())]
     speeds = {one: _speeds(CONTENDERS[one].compression) for one in chosen if _is_coded(one)}
     count = elements(work.shapes)
@@ -106,7 +106,7 @@ def measure(name: str, rounds: int | None) -> dict[str, Any]:
     }
     with bed_for(cells.spec("coded", mbit)) as bed:
         contenders = {one: CONTENDERS[one] for one in chosen}
-        found = cells.trained(bed, model, contenders, rounds, _NOTHING_S, checked=False)
+        found = cells.trained(bed, work, contenders, rounds, checked=False)
     return {
         "title": f"{work.title.partition(',')[0]}, {mbit:g} Mbit/s",
         "unit": "s",

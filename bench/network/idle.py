@@ -17,6 +17,7 @@ from bench.bed.bed import bed_for
 from bench.bed.plan import Spec
 from bench.network.allreduce import CONGESTION
 from bench.network.cells import ROUNDS, Contender, ddp, trained
+from bench.network.workloads import workload
 from bench.record import Run
 from bench.turns import by_name
 
@@ -46,9 +47,8 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
             )
             for on in ("0", "1")
         }
-        found = by_name(
-            beds, rounds or ROUNDS, lambda on: trained(beds[on], "resnet50", _WAYS, 1, _COMPUTE_S)
-        )
+        work = workload("resnet50").lasting(_COMPUTE_S)
+        found = by_name(beds, rounds or ROUNDS, lambda on: trained(beds[on], work, _WAYS, 1))
     return {
         "title": f"{spec.nic_mbit:g} Mbit/s, {spec.delay_ms:g} ms",
         "unit": "s",

@@ -10,6 +10,7 @@ from typing import Any
 
 from aiacc.planning import planners
 from aiacc.planning.execution import Sending, step_s
+from aiacc.planning.network import Network
 from aiacc.planning.plan import Plan, bucket_cap_mb_list
 from aiacc.planning.trace import Tensor, Trace
 from bench.bed.bed import bed_for
@@ -146,7 +147,7 @@ def measure(name: str, rounds: int | None) -> dict[str, Any]:
     work, trace = cell.work, trace_of(cell.work)
     with bed_for(cells.spec("planning", cell.mbit, delay_ms=cell.delay_ms)) as bed:
         network = cells.probed(bed, cell.variables, probe_mib(cell.mbit))
-        cost = cells.cost_of(network)
+        cost = Network(network).cost()
         plans = {planner: planners.plan(planner, trace, cost) for planner in PLANNERS}
         predicted = {
             name: _predicted(
@@ -156,7 +157,7 @@ def measure(name: str, rounds: int | None) -> dict[str, Any]:
             if one.unsent
         }
         contenders = {name: _planned(CONTENDERS[name], plans, trace) for name in cell.contenders}
-        found = cells.trained(bed, work.name, contenders, rounds, work.compute_s, cell.variables)
+        found = cells.trained(bed, work, contenders, rounds, cell.variables)
     return {
         "title": cell.title,
         "unit": "s",

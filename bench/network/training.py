@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench import plots
 from bench import tables as markdown
 from bench.bed.bed import bed_for
 from bench.bed.plan import Spec
+from bench.network import cells
 from bench.network.allreduce import lanes_text
-from bench.network.cells import Contender, ddp, trained
+from bench.network.cells import Contender, ddp
 from bench.network.workloads import workload
 from bench.record import Run
 
@@ -49,11 +49,12 @@ PEERS = tuple(name for name, way in WAYS.items() if way.kind == "ddp")
 def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     """All ways in turn, on four hosts with a rank each."""
     name, flow_mbit = cell.split(":")
+    work = workload(name)
     spec = Spec("training", hosts=4, flow_mbit=float(flow_mbit), nic_mbit=1000)
     with bed_for(spec) as bed:
-        found = trained(bed, name, WAYS, rounds)
+        found = cells.trained(bed, work, WAYS, rounds)
     return {
-        "title": f"{workload(name).title}; {spec.caps}",
+        "title": f"{work.title}; {spec.caps}",
         "unit": "s",
         **found,
         "chosen_lanes": [one["lanes"] for one in found["notes"]["auto"]],
@@ -73,7 +74,4 @@ def tables(runs: Sequence[Run]) -> str:
 
 def plot(runs: Sequence[Run]) -> Any:
     """A panel for each cell."""
-    figure, axes = plots.panels(len(runs))
-    for axis, run in zip(axes, runs, strict=True):
-        plots.bars(axis, run, TITLES, OURS)
-    return figure
+    return cells.plot(runs, TITLES, OURS)

@@ -12,7 +12,7 @@ from aiacc.kfac.costs import packed_bytes
 from aiacc.kfac.methods import Found, Model
 from aiacc.kfac.modelled import factor_names, is_factor
 from aiacc.kfac.step import Costs
-from aiacc.planning.cost import ALL_REDUCE, OPERATIONS, Affine, CostModel
+from aiacc.planning.cost import ALL_REDUCE, OPERATIONS, Affine
 from aiacc.planning.models.kronecker import layers_of
 from bench.bed.bed import bed_for
 from bench.network import cells
@@ -63,19 +63,7 @@ class Cell:
         )
 
 
-@dataclass(frozen=True)
-class Shrunk:
-    """A network through which the bytes of a smaller model go, for the plan of the whole one."""
-
-    cost: CostModel
-    shrink: int
-
-    def time(self, operation: str, nbytes: Any, lanes: int = 1) -> Any:
-        """See CostModel."""
-        return self.cost.time(operation, nbytes / self.shrink**2, lanes)
-
-
-def sustained(points: Sequence[Mapping[str, Any]], lanes: int = 1) -> Affine:
+def sustained(points: Sequence[Mapping[str, Any]], shrink: int, lanes: int) -> Affine:
     """A + b M of each operation, by the smallest and the largest that were probed.
 
     Those between begin behind a pause, in which a capped interface saves up for a burst. In a step
@@ -83,6 +71,7 @@ def sustained(points: Sequence[Mapping[str, Any]], lanes: int = 1) -> Affine:
 
     Args:
         points: Of a probed network.
+        shrink: For bytes of the whole model, of which this part of each dimension is sent.
         lanes: So many operations at a time; the costs are of one, by what it adds to the others.
     """
     pairs = {}
@@ -93,7 +82,7 @@ def sustained(points: Sequence[Mapping[str, Any]], lanes: int = 1) -> Affine:
             if one["operation"] == operation and one["lanes"] == lanes
         )
         (_, a), (most, seconds) = row[0], row[-1]
-        pairs[operation] = (a, (seconds - a) / most)
+        pairs[operation] = (a, (seconds - a) / most / shrink**2)
     return Affine(*pairs[ALL_REDUCE], pairs)
 
 
@@ -103,7 +92,7 @@ def measure(name: str, rounds: int | None) -> dict[str, Any]:
     cell = Cell(hosts, mbit, shrink)
     with bed_for(cells.spec("kfac", mbit, hosts)) as bed:
         network = cells.probed(bed, _VARIABLES, _PROBED_MIB)
-        found = _simulated(cell, *(sustained(network["points"], lanes) for lanes in (1, 2)))
+        found = _simulated(cell, *(sustained(network["points"], shrink, lanes) for lanes in (1, 2)))
         layers = layers_of(cell.model.parameters)
         measured = cells.measured(
             bed,
@@ -124,7 +113,7 @@ def measure(name: str, rounds: int | None) -> dict[str, Any]:
     }
 
 
-def _simulated(cell: Cell, fused: CostModel, single: CostModel) -> list[Found]:
+def _simulated(cell: Cell, fused: Affine, single: Affine) -> list[Found]:
     """How each contender does a step.
 
     Args:
@@ -132,8 +121,7 @@ def _simulated(cell: Cell, fused: CostModel, single: CostModel) -> list[Found]:
         fused: Of operations on buckets.
         single: Of operations of which many are issued at a time.
     """
-    networks = [Shrunk(cost, cell.shrink) for cost in (fused, single)]
-    costs = Costs(cell.hosts, cell.inversion, *networks, overlap=1.0)
+    costs = Costs(cell.hosts, cell.inversion, fused, single, overlap=1.0)
     model = cell.model
     return [*(methods.run(method, model, costs) for method in METHODS), methods.ours(model, costs)]
 
