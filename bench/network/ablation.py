@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from bench import tables as markdown
@@ -46,13 +45,11 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
         found = trained(bed, workload(cell), {one: _way(one) for one in SETTINGS}, rounds)
     return {
         "title": f"{_HOSTS} hosts of {_PER_HOST} ranks; {spec.caps}",
-        "unit": "s",
         **found,
         "negotiation": {
             name: [notes[-1]["rounds_per_step"], notes[-1]["control_bytes_per_step"]]
             for name, notes in found["notes"].items()
         },
-        "bed": asdict(spec),
     }
 
 

@@ -146,7 +146,8 @@ def measured(
         variables: Added to the environment of the ranks.
 
     Returns:
-        "samples" and "unsent" by contender and round, of the slowest rank at each step; "notes".
+        "samples" and "unsent" by contender and round, of the slowest rank at each step; "notes";
+        "unit" and "bed".
     """
     found: dict[str, dict[str, list[Any]]] = {"samples": {}, "unsent": {}, "notes": {}}
     for number in range(ROUNDS if rounds is None else rounds):
@@ -163,7 +164,7 @@ def measured(
             )
             for name in ranks[0]:
                 _keep(found, name, [rank[name] for rank in ranks])
-    return found
+    return {"unit": "s", **found, "bed": asdict(bed.spec)}
 
 
 def _keep(found: dict[str, dict[str, list[Any]]], name: str, ranks: list[dict[str, Any]]) -> None:

@@ -109,9 +109,7 @@ def measure(name: str, rounds: int | None) -> dict[str, Any]:
         found = cells.trained(bed, work, contenders, rounds, checked=False)
     return {
         "title": f"{work.title.partition(',')[0]}, {mbit:g} Mbit/s",
-        "unit": "s",
         **found,
-        "bed": asdict(bed.spec),
         "speeds": {one: asdict(speed) for one, speed in speeds.items()},
         "predicted": predicted,
     }

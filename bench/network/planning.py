@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiacc.planning import planners
@@ -147,7 +147,8 @@ def measure(name: str, rounds: int | None) -> dict[str, Any]:
     work, trace = cell.work, trace_of(cell.work)
     with bed_for(cells.spec("planning", cell.mbit, delay_ms=cell.delay_ms)) as bed:
         network = cells.probed(bed, cell.variables, probe_mib(cell.mbit))
-        cost = Network(network).cost()
+        fields = {name: value for name, value in network.items() if name != "version"}
+        cost = Network(fields).cost()
         plans = {planner: planners.plan(planner, trace, cost) for planner in PLANNERS}
         predicted = {
             name: _predicted(
@@ -160,10 +161,8 @@ def measure(name: str, rounds: int | None) -> dict[str, Any]:
         found = cells.trained(bed, work, contenders, rounds, cell.variables)
     return {
         "title": cell.title,
-        "unit": "s",
         **found,
         "compute_s": work.compute_s,
-        "bed": asdict(bed.spec),
         "network": network,
         "plans": {planner: _kept(plan) for planner, plan in plans.items()},
         "predicted": predicted,

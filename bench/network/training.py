@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from bench import tables as markdown
@@ -55,10 +54,8 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
         found = cells.trained(bed, work, WAYS, rounds)
     return {
         "title": f"{work.title}; {spec.caps}",
-        "unit": "s",
         **found,
         "chosen_lanes": [one["lanes"] for one in found["notes"]["auto"]],
-        "bed": asdict(spec),
     }
 
 

@@ -66,6 +66,7 @@ def one(fault: Fault, name: str) -> tuple[fault_run.Outcome, CheckResult, Path |
 def _row(fault: Fault, outcome: fault_run.Outcome, result: CheckResult) -> dict[str, Any]:
     """What is kept of a run; its settings follow from the seed."""
     reports = outcome.reports.values()
+    frozen = fault.victim if fault.kind == "freeze_long" else None
     return {
         "seed": fault.seed,
         "outcome": result.outcome,
@@ -77,19 +78,13 @@ def _row(fault: Fault, outcome: fault_run.Outcome, result: CheckResult) -> dict[
         "seconds": round(outcome.seconds, 2),
         "absent_s": round(outcome.absent_s, 2),
         "errors": sorted({report.type for report in reports if report.type}),
-        "late_s": late_s(fault, outcome),
+        # From the fault to the exception, of ranks at work that were not frozen themselves.
+        "late_s": [
+            report.late_s
+            for rank, report in outcome.reports.items()
+            if fault.step >= 0 and report.outcome == "error" and rank != frozen
+        ],
     }
-
-
-def late_s(fault: Fault, outcome: fault_run.Outcome) -> list[float]:
-    """From the fault to the exception, of ranks at work that were not frozen themselves."""
-    return [
-        report.late_s
-        for rank, report in outcome.reports.items()
-        if fault.step >= 0
-        and report.outcome == "error"
-        and not (fault.kind == "freeze_long" and rank == fault.victim)
-    ]
 
 
 def tables(runs: Sequence[Run]) -> str:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,22 +95,17 @@ class _Job:
             shared["SHORT_IO_SEED"] = str(self._fault.seed)
         starts = launch.explicit_starts(self._bed.spec, self._fault.hosts, command)
         for number, start in enumerate(starts):
-            inside = self._bed.enter(start.host, start.command)
-            self._ranks.append(self._started(number, inside, {**shared, **start.variables}))
-
-    def _started(
-        self, number: int, command: list[str], environment: Mapping[str, str]
-    ) -> "subprocess.Popen[bytes]":
-        with (self._folder / f"rank{number}.output").open("wb") as output:
-            return subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+            with (self._folder / f"rank{number}.output").open("wb") as output:
+                rank = subprocess.Popen(
+                    self._bed.enter(start.host, start.command),
+                    cwd=ROOT,
+                    env={**shared, **start.variables},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            self._ranks.append(rank)
 
     def finish(self) -> Outcome:
         """Wait for the ranks, and let the fault happen."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiacc.kfac import methods, published
@@ -104,10 +104,8 @@ def measure(name: str, rounds: int | None) -> dict[str, Any]:
         )
     return {
         "title": f"{hosts} hosts, {mbit} Mbit/s, dimensions / {shrink}",
-        "unit": "s",
         **measured,
         "slower": cell.slower,
-        "bed": asdict(bed.spec),
         "network": network,
         "predicted": {one.title: _predicted(one) for one in found},
     }
