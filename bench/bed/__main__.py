@@ -32,17 +32,14 @@ def main() -> int:
     try:
         if not command:
             raise ValueError("no command (expected: run [options] -- program arguments)")
-        with bed_for(_spec(options)) as bed:
+        spec = Spec(options.name, **{name: getattr(options, name) for name in _SPEC})
+        with bed_for(spec) as bed:
             return launch.run(
                 bed, options.launcher, options.per_host, command, timeout_s=options.timeout
             )
     except (BedError, ValueError) as error:
         print(f"[bench.bed] {error}", file=sys.stderr)
         return 2
-
-
-def _spec(options: argparse.Namespace) -> Spec:
-    return Spec(options.name, **{name: getattr(options, name) for name in _SPEC})
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -27,7 +27,6 @@ ENGINES = ("tcp", "mpi")
 #: Hosts, and what is special: one of four flows at a quarter of the cap; caps of half the rate.
 CELLS = ("2", "4", "8", "2:slow", "4:slow", "8:slow", "8:half")
 _ITERATIONS, _ROUNDS = 5, 2
-_TIMEOUT_S = 600.0
 #: A flow that has carried as much of the tensors carried units of them.
 _LEAST_SHARE = 0.01
 #: Period of the inputs, so that data which moved to a wrong offset is noticed; and the largest
@@ -135,7 +134,6 @@ def _job(bed: Bed, key: str, per_host: int, tensor_bytes: int) -> tuple[list[Any
         per_host=per_host,
         launcher="mpirun" if "mpi" in way.engine else "explicit",
         variables=way.variables,
-        timeout_s=_TIMEOUT_S,
     )
     if any((rank.pop("engine"), rank.pop("lanes")) != (way.engine, way.lanes) for rank in ranks):
         raise BedError(f"the job ran another engine or other lanes than {way}")

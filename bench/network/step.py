@@ -65,8 +65,8 @@ def rank(task: Any) -> dict[str, Any]:
             device takes; "checked": whether gradients are numbers whose averages are known.
     """
     torch.set_num_threads(1)
-    torch.manual_seed(task["rank"])
-    rank, size = int(os.environ["AIACC_RANK"]), int(os.environ["AIACC_SIZE"])
+    rank, size = task["rank"], int(os.environ["AIACC_SIZE"])
+    torch.manual_seed(rank)
     work = workload(task["workload"]).lasting(task["compute_s"])
     checked, steps = task["checked"], task["steps"]
     data = Tensors(work.shapes, rank, size, BFLOAT16_EXACT) if checked else _Random(work.shapes)
@@ -84,7 +84,8 @@ def rank(task: Any) -> dict[str, Any]:
             if isinstance(data, Tensors) and one["kind"] != "none":
                 parameters = [parameter.detach() for parameter in model.parameters()]
                 data.check(parameters, -(size + 1) / 2)
-        found[one["name"]]["said"] = said.getvalue().splitlines()
+        if said.getvalue():
+            found[one["name"]]["said"] = said.getvalue().splitlines()
         if one["unsent"]:
             model = LayeredModel(data.tensors, device, own=checked)
             with _trained(one, model, data.names, number, sent=False) as trained:
