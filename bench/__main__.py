@@ -124,8 +124,10 @@ def _chosen(text: str) -> tuple[Row, str | None]:
 
 def _say(row: Row, cell: str | None) -> None:
     needs = f"; needs {', '.join(row.needs)}" if row.needs else ""
-    print(f"{row.name}: {row.title} (about {row.minutes:g} minutes{needs}; {row.page})")
-    for name in [cell] if cell else row.load().CELLS:
+    module = row.load()
+    title = module.__doc__.splitlines()[0].removeprefix(f"Row {row.name}: ").rstrip(".")
+    print(f"{row.name}: {title} (about {row.minutes:g} minutes{needs}; {row.page})")
+    for name in [cell] if cell else module.CELLS:
         print(f"  {row.name}:{name}")
 
 
