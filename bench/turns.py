@@ -136,6 +136,11 @@ def of_callers(ranks: Sequence[Spans]) -> list[float]:
     ]
 
 
+def of_cpu(ranks: Sequence[Spans]) -> list[float]:
+    """The CPU time of a call of each round, of all ranks."""
+    return [round(value, 9) for rank in ranks for value in rank["cpu"]]
+
+
 def gathered(
     jobs: Sequence[Sequence[Mapping[str, Spans]]],
     clock: Clock = seconds,
@@ -166,26 +171,12 @@ def gathered(
 def timed(
     calls: Mapping[str, Callable[[], object]],
     rounds: int,
+    align: Callable[[], object] = nothing,
     *,
     warm_up: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
-    before: Callable[[], object] = lambda: None,
+    clock: Clock = of_callers,
 ) -> dict[str, list[list[float]]]:
-    """Samples of one job: seconds of each call in each round.
-
-    Args:
-        calls: What is measured, by contender.
-        rounds: Calls of each that count.
-        warm_up: Rounds before those.
-        clock: Tells seconds.
-        before: Called before each call; its time does not count.
-    """
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(warm_up + rounds):
-        for name in in_turn(calls, number):
-            before()
-            began = clock()
-            calls[name]()
-            if number >= warm_up:
-                samples[name].append(round(clock() - began, 9))
-    return {name: [values] for name, values in samples.items()}
+    """Samples of one rank by itself, of each of ``calls``."""
+    contenders = [Contender(name, run) for name, run in calls.items()]
+    spans = take_turns(contenders, rounds, align, warm_up=warm_up)
+    return {name: [clock([one])] for name, one in spans.items()}

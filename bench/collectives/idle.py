@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from itertools import chain
 from typing import Any
 
-from bench import job, turns
+from bench import job
 from bench.collectives.peers import ENGINES
 from bench.record import Run
 from bench.tables import contest
+from bench.turns import by_name
 
 CELLS = ("5s",)
 OURS = ("aiacc_shm", "aiacc_tcp")
@@ -28,20 +29,20 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     """A sample is the CPU time of one rank."""
     del cell
 
-    def start(name: str) -> tuple[str, list[Any]]:
+    def start(name: str) -> list[Any]:
         variables = {"AIACC_ENGINE": ENGINES.get(name.rpartition("_")[2], "")}
         task = {"name": name, "ranks": 2}
-        return name, job.run("bench.collectives.idle:rank", task, variables=variables)
+        return job.run("bench.collectives.idle:rank", task, variables=variables)
 
-    found = turns.alternate([partial(start, name) for name in TITLES], rounds or 5)
+    found = by_name(TITLES, rounds or 5, start)
     return {
         "title": f"2 ranks, idle for {_SECONDS:g} s",
         "unit": "s",
         "samples": {
-            key: [[rank["cpu"] for rank in ranks] for name, ranks in found if name == key]
-            for key in TITLES
+            name: [[rank["cpu"] for rank in ranks] for ranks in jobs]
+            for name, jobs in found.items()
         },
-        "rounds": max(rank["rounds"] for _, ranks in found for rank in ranks),
+        "rounds": max(rank["rounds"] for jobs in found.values() for rank in chain(*jobs)),
     }
 
 

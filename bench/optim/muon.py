@@ -49,7 +49,7 @@ def work(task: dict[str, Any]) -> dict[str, Any]:
     hvd.init()
     torch.set_num_threads(1)
     calls, decided = _norms() if task["what"] == "norms" else _muon(int(task["what"]))
-    found = timed(calls, task["rounds"], warm_up=MEASURED + 1, before=hvd.barrier)
+    found = timed(calls, task["rounds"], hvd.barrier, warm_up=MEASURED + 1)
     decision = decided()
     hvd.shutdown()
     return {"samples": found, "divided": decision.divided, "predicted_s": decision.divided_s}

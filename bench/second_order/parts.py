@@ -6,7 +6,6 @@ compared before anything is timed.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from aiacc.kfac.inverses import decompose, invert
 from aiacc.kfac.packing import pack, packed_size, unpack
 from bench.record import Run
 from bench.tables import ratio, spread, table
-from bench.turns import timed
+from bench.turns import of_cpu, timed
 
 ROUNDS, BATCH = 7, 8
 #: Convolutions of ResNet-50: channels in and out, kernel, stride, size of the image.
@@ -65,7 +64,7 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
         apart = float((other - first["ours"]).abs().max() / first["ours"].abs().max())
         if not apart <= TOLERANCE:
             raise RuntimeError(f"{title}: {name} differs by {apart} (expected the same)")
-    samples = timed(calls, rounds or ROUNDS, clock=time.process_time)
+    samples = timed(calls, rounds or ROUNDS, clock=of_cpu)
     return {"title": title, "unit": "s", "samples": samples}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import aiacc.torch as hvd
 from bench.record import Run
 from bench.second_order.workloads import AUTOENCODER, DIGITS, Workload
 from bench.tables import ratio, spread, table
-from bench.turns import timed
+from bench.turns import of_cpu, timed
 
 ROUNDS = 5
 #: Steps of a sample, with as many updates at each frequency as there are in so many steps.
@@ -44,7 +43,7 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     torch.set_num_threads(1)
     hvd.init()
     calls = {name: _steps(work, model(), every) for name, every in FREQUENCIES.items()}
-    found = timed(calls, rounds or ROUNDS, warm_up=0, clock=time.process_time)
+    found = timed(calls, rounds or ROUNDS, warm_up=0, clock=of_cpu)
     hvd.shutdown()
     samples = {name: [[one / STEPS for one in job] for job in jobs] for name, jobs in found.items()}
     title = "64 and 128 channels" if cell == "wide" else work.title

@@ -19,7 +19,6 @@ from bench.shapes import elements, resnet50
 from bench.simulated import kfac, planning
 from bench.training import compression as compressed
 from bench.training import seeds
-from bench.turns import timed
 
 
 def test_workloads_are_published_networks():
@@ -124,14 +123,6 @@ def test_gaps_of_compression_are_to_float32_with_the_same_seed_and_bytes_count_u
     never = _training([1.06] * 20)
     found = [compressed.to_target(one, dense, one["bytes"]) for one in (dense, early, never)]
     assert found == [15_000, 50, None]
-
-
-def test_calls_take_turns_backwards_every_second_round_and_the_warm_up_does_not_count():
-    seen, now = [], iter(range(100))
-    calls = {name: lambda name=name: seen.append(name) for name in "ab"}
-    found = timed(calls, 2, clock=lambda: next(now), before=lambda: seen.append("-"))
-    assert "".join(seen) == "-a-b-b-a-a-b"
-    assert found == {"a": [[1, 1]], "b": [[1, 1]]}
 
 
 def test_every_seed_trains_all_in_another_order_and_is_a_sample():

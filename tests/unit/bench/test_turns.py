@@ -27,6 +27,7 @@ def test_a_sample_lasts_from_the_last_arrival_to_the_last_departure():
     late = {"starts": [3.0, 10.5], "ends": [4.0, 13.0], "cpu": [2.0, 3.0]}
     assert turns.seconds([early, late]) == [2.0, 2.5]
     assert turns.of_callers([early, late]) == [5.0, 2.0, 1.0, 2.5]
+    assert turns.of_cpu([early, late]) == [1.0, 2.0, 3.0]
     found = turns.gathered([[{"a": early}, {"a": late}], [{"a": early}, {"a": early}]])
     assert found["samples"] == {"a": [[2.0, 2.5], [5.0, 2.0]]}
     assert found["cpu"] == {"a": [3.5, 2.0]}
