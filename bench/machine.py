@@ -16,9 +16,9 @@ PACKAGES = ("aiacc-distributed", "torch", "numpy", "mpich")
 def describe() -> dict[str, Any]:
     """CPU, usable cores, memory and kernel of this machine."""
     return {
-        "cpu": _field("/proc/cpuinfo", "model name") or platform.processor(),
+        "cpu": field("/proc/cpuinfo", "model name") or platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_kib": int((_field("/proc/meminfo", "MemTotal") or "0 kB").split()[0]),
+        "memory_kib": int((field("/proc/meminfo", "MemTotal") or "0 kB").split()[0]),
         "kernel": platform.release(),
         "system": platform.platform(),
     }
@@ -91,7 +91,7 @@ def _git(checkout: Path, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _field(path: str, name: str) -> str | None:
+def field(path: str, name: str) -> str | None:
     """Value of the first ``name : value`` line of a /proc file."""
     try:
         lines = Path(path).read_text().splitlines()

@@ -20,7 +20,12 @@ class Tensors:
     """
 
     def __init__(
-        self, shapes: Sequence[tuple[str, Shape]], rank: int, size: int, largest_sum: int = 0
+        self,
+        shapes: Sequence[tuple[str, Shape]],
+        rank: int,
+        size: int,
+        largest_sum: int = 0,
+        device: str = "cpu",
     ) -> None:
         """Allocate the tensors; ``rank`` of ``size`` decides their inputs.
 
@@ -29,13 +34,14 @@ class Tensors:
             rank: This one.
             size: Ranks.
             largest_sum: No sum over the ranks is more than this; 0: as they come.
+            device: Where they lie.
         """
         self.names = [name for name, _ in shapes]
-        self.tensors = [torch.empty(shape) for _, shape in shapes]
+        self.tensors = [torch.empty(shape, device=device) for _, shape in shapes]
         self.size = size
         count = sum(tensor.numel() for tensor in self.tensors)
         ranks_sum = size * (size + 1) // 2
-        pattern = (torch.arange(1, count + 1) % _PERIOD).float()
+        pattern = (torch.arange(1, count + 1, device=device) % _PERIOD).float()
         if largest_sum > 0:
             pattern %= largest_sum // ranks_sum + 1
         self._inputs = self._views(pattern * (rank + 1))

@@ -59,7 +59,7 @@ class FreeModel(torch.nn.Module):
         self.gradients = gradients
         self.pause = pause
         for name, gradient in zip(gradients.names, gradients.tensors, strict=True):
-            parameter = torch.nn.Parameter(torch.zeros(gradient.shape))
+            parameter = torch.nn.Parameter(torch.zeros_like(gradient))
             self.register_parameter(name.replace(".", "_"), parameter)
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
@@ -75,19 +75,19 @@ def rank(task: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
     """Steps by aiacc's optimizer and by DistributedDataParallel over gloo, in turn."""
     import aiacc.torch as hvd
 
+    compressed = task["compressed"]
     with beside_aiacc(task) as gloo:
-        data = gloo.tensors(resnet50(), BFLOAT16_EXACT if task["compressed"] else 0)
-        average = (gloo.size + 1) / 2
+        data = gloo.tensors(resnet50(), BFLOAT16_EXACT if compressed else 0)
         contenders = [
             distributed(hvd, data, key, **options)
-            for key, options in _ours(hvd, task["compressed"]).items()
+            for key, options in _ours(hvd, compressed).items()
         ]
         contenders += [
-            contender(key, data, functools.partial(_ddp, task["compressed"], options), average)
+            by_ddp(data, key, options, compressed)
             for key, options in _theirs(gloo, task["bucket_mib"]).items()
         ]
-        if not task["compressed"]:
-            contenders.append(contender("none", data, _alone, gloo.rank + 1.0))
+        if not compressed:
+            contenders.append(alone(data, "none", gloo.rank))
         return take_turns(contenders, task["rounds"], gloo.align)
 
 
@@ -132,15 +132,23 @@ def distributed(hvd: Any, data: Tensors, key: str, **options: Any) -> Contender:
     return contender(key, data, wrap, (data.size + 1) / 2)
 
 
-def _ddp(compressed: bool, options: dict[str, Any], model: FreeModel) -> Wrapped:
-    module = DistributedDataParallel(model, **options)
-    if compressed:  # to float16: for bfloat16 torch refuses gloo
-        module.register_comm_hook(options["process_group"], fp16_compress_hook)
-    return module, _sgd(model)
+def by_ddp(
+    data: Tensors, key: str, options: Mapping[str, Any], compressed: bool = False
+) -> Contender:
+    """A step by `DistributedDataParallel`."""
+
+    def wrap(model: FreeModel) -> Wrapped:
+        module = DistributedDataParallel(model, **options)
+        if compressed:  # to float16: for bfloat16 torch refuses gloo
+            module.register_comm_hook(options["process_group"], fp16_compress_hook)
+        return module, _sgd(model)
+
+    return contender(key, data, wrap, (data.size + 1) / 2)
 
 
-def _alone(model: FreeModel) -> Wrapped:
-    return model, _sgd(model)
+def alone(data: Tensors, key: str, rank: int) -> Contender:
+    """A step of one rank by itself."""
+    return contender(key, data, lambda model: (model, _sgd(model)), rank + 1.0)
 
 
 def _sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -161,7 +169,7 @@ def contender(
     model = FreeModel(gradients)
     module, optimizer = wrap(model)
     parameters = list(model.parameters())
-    value = torch.zeros(())
+    value = torch.zeros((), device=parameters[0].device)
 
     def prepare() -> None:
         gradients.fill()

@@ -9,17 +9,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 import aiacc.torch as hvd
-from aiacc.torch.reducer.plan import FUSED_BYTES
-from bench.gpu import ranks, works
+from bench.collectives.tensors import Tensors
+from bench.collectives.work import one_by_one
+from bench.gpu import ranks
 from bench.record import Run
+from bench.shapes import resnet50
 from bench.tables import matrix
-from bench.turns import Spans, by_name
+from bench.turns import Contender, Spans, by_name
 
 _LANES = (1, 2, 3, 4, 6, 8)
 _COMPRESSIONS = ("none", "bf16", "int8", "mstopk")
@@ -61,40 +63,31 @@ _CODED = {
     for engine in ("nccl", "staged")
 }
 CELLS = (*_SETTINGS, *_CODED)
+#: Tensors of a group: 97.5 MiB in five.
+_GROUP = 33
 _JOBS = 2
 
 
 def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     """Seconds of the sum; jobs of settings take turns."""
     if cell in _CODED:
-        found = ranks.run("bench.gpu.allreduce:coded", 2, rounds, _CODED[cell])
-        samples = {name: [values] for name, values in found.items()}
+        samples = ranks.run("bench.gpu.allreduce:coded", 2, rounds, _CODED[cell])
     else:
         settings = _SETTINGS[cell]
 
         def one(name: str) -> list[float]:
             found = ranks.run("bench.gpu.allreduce:plain", 2, rounds, settings[name])
-            return list(found["sum"])
+            return list(found["sum"][0])
 
         samples = by_name(settings, _JOBS, one)
-    title = cell.replace("_", ", ")
-    return {"title": title, "unit": "s", "samples": samples, "machine": works.here()}
+    return ranks.kept(cell.replace("_", ", "), samples)
 
 
 def plain(task: dict[str, Any]) -> dict[str, Spans]:
     """One rank: gradients one by one."""
     ranks.begin()
-    names, tensors = ranks.gradients()
-
-    def run() -> None:
-        pairs = zip(names, tensors, strict=True)
-        for handle in [hvd.allreduce_async_(tensor, name=name) for name, tensor in pairs]:
-            hvd.synchronize(handle)
-
-    found = ranks.in_turn({"sum": run}, task["rounds"])
-    wrong = [name for name, tensor in zip(names, tensors, strict=True) if not tensor.eq(1).all()]
-    if wrong:
-        raise AssertionError(f"the average of ones is not one: {wrong}")
+    data = Tensors(resnet50()[::-1], hvd.rank(), hvd.size(), device="cuda")
+    found = ranks.in_turn([one_by_one(hvd, data, "sum")], task["rounds"])
     hvd.shutdown()
     return found
 
@@ -102,34 +95,24 @@ def plain(task: dict[str, Any]) -> dict[str, Spans]:
 def coded(task: dict[str, Any]) -> dict[str, Spans]:
     """One rank: gradients in groups, which differ, so that some are the largest."""
     ranks.begin()
-    groups = list(_groups(ranks.gradients()[1]))
+    tensors = [torch.randn(shape, device="cuda") for _, shape in resnet50()[::-1]]
+    groups = [tensors[at : at + _GROUP] for at in range(0, len(tensors), _GROUP)]
+    submit: Any = hvd.grouped_allreduce_async
 
-    def contender(compression: str) -> Callable[[], None]:
+    def contender(name: str) -> Contender:
         def run() -> None:
-            submit: Any = hvd.grouped_allreduce_async
             handles = [
-                submit(group, name=f"{compression}.{number}", compression=compression)
+                submit(group, name=f"{name}.{number}", compression=name)
                 for number, group in enumerate(groups)
             ]
             for handle in handles:
                 hvd.synchronize(handle)
 
-        return run
+        return Contender(name, run)
 
-    found = ranks.in_turn({name: contender(name) for name in _COMPRESSIONS}, task["rounds"])
+    found = ranks.in_turn([contender(name) for name in _COMPRESSIONS], task["rounds"])
     hvd.shutdown()
     return found
-
-
-def _groups(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    group: list[torch.Tensor] = []
-    for tensor in tensors:
-        group.append(torch.randn_like(tensor))
-        if sum(one.nbytes for one in group) >= FUSED_BYTES:
-            yield group
-            group = []
-    if group:
-        yield group
 
 
 def tables(runs: Sequence[Run]) -> str:

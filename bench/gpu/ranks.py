@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ import torch
 import aiacc.torch as hvd
 from aiacc.run.local import free_port
 from bench import job
-from bench.shapes import resnet50
-from bench.turns import Contender, Spans, seconds, take_turns
+from bench.gpu.works import here
+from bench.turns import Contender, Spans, gathered, take_turns
 
 _ROUNDS, _WARM_UP = 20, 5
 #: NCCL over sockets between ranks that it takes for ranks of different hosts: it refuses to let
@@ -27,7 +28,7 @@ _SOCKETS = {
 }
 
 
-def run(work: str, ranks: int, rounds: int | None, variables: Mapping[str, str]) -> dict[str, Any]:
+def run(work: str, ranks: int, rounds: int | None, variables: Mapping[str, str]) -> Any:
     """Samples of each contender of one job of ``ranks``."""
     common = {
         # torch's communicators and aiacc's are in one process: see docs/gpu.md.
@@ -36,14 +37,14 @@ def run(work: str, ranks: int, rounds: int | None, variables: Mapping[str, str])
         "MASTER_PORT": str(free_port()),
         **(_SOCKETS if ranks > 1 else {}),
     }
-    found = job.run(
-        work,
-        {"rounds": rounds or _ROUNDS},
-        ranks=ranks,
-        variables={**common, **variables},
-        timeout_s=120,
-    )
-    return {name: seconds([spans[name] for spans in found]) for name in found[0]}
+    task = {"rounds": rounds or _ROUNDS}
+    found = job.run(work, task, ranks=ranks, variables={**common, **variables}, timeout_s=120)
+    return gathered([found])["samples"]
+
+
+def kept(title: str, samples: Any) -> dict[str, Any]:
+    """What is kept of a cell."""
+    return {"title": title, "unit": "s", "samples": samples, "machine": here()}
 
 
 def begin() -> None:
@@ -54,26 +55,17 @@ def begin() -> None:
     hvd.init()
 
 
-def in_turn(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Spans]:
-    """Everybody in turn; a call lasts until the GPU is done."""
+def in_turn(contenders: Sequence[Contender], rounds: int) -> dict[str, Spans]:
+    """Everybody in turn; a call begins and ends with a GPU that has nothing to do."""
 
-    def finished(run: Callable[[], object]) -> Callable[[], None]:
+    def finished(first: Callable[[], object]) -> Callable[[], None]:
         def call() -> None:
-            run()
+            first()
             torch.cuda.synchronize()
 
         return call
 
     made = [
-        Contender(name, finished(run), prepare=torch.cuda.synchronize)
-        for name, run in contenders.items()
+        replace(one, run=finished(one.run), prepare=finished(one.prepare)) for one in contenders
     ]
     return dict(take_turns(made, rounds, hvd.barrier, warm_up=_WARM_UP))
-
-
-def gradients() -> tuple[list[str], list[torch.Tensor]]:
-    """Names and ones of the shapes of ResNet-50's gradients, in the order of the backward pass."""
-    described = resnet50()[::-1]
-    return [name for name, _ in described], [
-        torch.ones(shape, device="cuda") for _, shape in described
-    ]

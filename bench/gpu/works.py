@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -18,6 +16,7 @@ from bench.machine import ROOT
 from bench.native import arguments, built
 from bench.record import Run, samples
 from bench.tables import fastest, ratio, table
+from bench.turns import in_turn
 
 _ROUNDS, _WARM_UP, _CALLS = 20, 3, 20
 COPY = "copy"
@@ -44,7 +43,7 @@ def measured(title: str, works: Sequence[Work], rounds: int | None) -> dict[str,
     """Seconds of a call of each work, of many in a row, in turn."""
     found: dict[str, list[float]] = {work.name: [] for work in works}
     for number in range(-_WARM_UP, rounds or _ROUNDS):
-        for work in works[:: 1 if number % 2 == 0 else -1]:
+        for work in in_turn(works, number):
             took = _timed(work.run)
             if number >= 0:
                 found[work.name].append(took)
@@ -109,22 +108,13 @@ def here() -> dict[str, Any]:
         "memory_bytes": found.total_memory,
         "multiprocessors": found.multi_processor_count,
         "capability": f"{found.major}.{found.minor}",
-        "driver": _driver(),
+        "driver": machine.field("/proc/driver/nvidia/version", "NVRM version") or "unknown",
         "cuda_of_torch": torch.version.cuda,
         "nccl_of_torch": ".".join(map(str, cuda.nccl.version())),
         "nccl_of_aiacc": engines["nccl"],
         "kernels": _core.build_info()["cuda"],
     }
     return {**machine.describe(), "gpu": gpu}
-
-
-def _driver() -> str:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return "unknown: no nvidia-smi"
-    command = [program, "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    return done.stdout.strip() or f"unknown: nvidia-smi ended with {done.returncode}"
 
 
 def tables(runs: Sequence[Run]) -> str:
