@@ -7,7 +7,7 @@ spread alike, and nobody's depend on how another's went. All else is fixed, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,57 +33,47 @@ class Contender:
     Attributes:
         title: As in tables.
         ranges: The two numbers that are tuned, each from the first to the second value.
-        make: Optimizers that step together, and K-FAC before them or None; of a model.
+        make: What steps, in this order, of a model.
     """
 
     title: str
     ranges: dict[str, tuple[float, float]]
-    make: Callable[[nn.Module, Tuned], tuple[list[torch.optim.Optimizer], Any]]
+    make: Callable[[nn.Module, Tuned], Sequence[Any]]
 
 
-def _sgd(model: nn.Module, tuned: Tuned) -> tuple[list[torch.optim.Optimizer], Any]:
-    momentum = 1 - tuned["1 - momentum"]
-    return [torch.optim.SGD(model.parameters(), tuned["lr"], momentum=momentum)], None
+def _sgd(model: nn.Module, tuned: Tuned) -> Sequence[Any]:
+    return [torch.optim.SGD(model.parameters(), tuned["lr"], 1 - tuned["1 - momentum"])]
 
 
-def _adam(model: nn.Module, tuned: Tuned) -> tuple[list[torch.optim.Optimizer], Any]:
+def _adam(model: nn.Module, tuned: Tuned) -> Sequence[Any]:
     betas = (1 - tuned["1 - beta1"], 0.999)
-    return [torch.optim.Adam(model.parameters(), tuned["lr"], betas)], None
+    return [torch.optim.Adam(model.parameters(), tuned["lr"], betas)]
 
 
-def _muon(model: nn.Module, tuned: Tuned) -> tuple[list[torch.optim.Optimizer], Any]:
+def _muon(model: nn.Module, tuned: Tuned) -> Sequence[Any]:
     """Torch's takes matrices only; convolutions and biases are AdamW's."""
     matrices = [p for p in model.parameters() if p.dim() == 2]
     others = [p for p in model.parameters() if p.dim() != 2]
     return [
         torch.optim.Muon(matrices, lr=tuned["lr"], weight_decay=0.0),
         torch.optim.AdamW(others, tuned["AdamW's lr"], weight_decay=0.0),
-    ], None
+    ]
 
 
-def _soap(model: nn.Module, tuned: Tuned) -> tuple[list[torch.optim.Optimizer], Any]:
+def _soap(model: nn.Module, tuned: Tuned) -> Sequence[Any]:
     from pytorch_optimizer import SOAP
 
-    optimizer = SOAP(
-        model.parameters(),
-        lr=tuned["lr"],
-        betas=(1 - tuned["1 - beta1"], 0.95),
-        weight_decay=0.0,
-        precondition_frequency=SOAP_EVERY,
-    )
-    return [optimizer], None
+    betas = (1 - tuned["1 - beta1"], 0.95)
+    options = {"weight_decay": 0.0, "precondition_frequency": SOAP_EVERY}
+    return [SOAP(model.parameters(), lr=tuned["lr"], betas=betas, **options)]
 
 
-def _kfac(model: nn.Module, tuned: Tuned) -> tuple[list[torch.optim.Optimizer], Any]:
+def _kfac(model: nn.Module, tuned: Tuned) -> Sequence[Any]:
     import aiacc.torch as hvd
 
     sgd = torch.optim.SGD(model.parameters(), KFAC_LR, momentum=MOMENTUM)
-    options: dict[str, Any] = {
-        **tuned,
-        "factor_every": FACTOR_EVERY,
-        "inverse_every": INVERSE_EVERY,
-    }
-    return [sgd], hvd.KFAC(model, sgd, fisher="mc", **options)
+    every = {"factor_every": FACTOR_EVERY, "inverse_every": INVERSE_EVERY}
+    return [hvd.KFAC(model, sgd, fisher="mc", **every, **tuned), sgd]
 
 
 _RATE, _AVERAGE = (1e-3, 1e-1), (0.01, 0.3)

@@ -58,7 +58,7 @@ def _training(work: Workload, name: str, tuned: Tuned, seed: int) -> Training:
     torch.manual_seed(seed)
     random = torch.Generator().manual_seed(seed)
     model = work.model()
-    optimizers, kfac = CONTENDERS[name].make(model, tuned)
+    steppers = CONTENDERS[name].make(model, tuned)
     inputs, targets = work.learned()
     seconds, below, lowest = 0.0, 0, math.inf
     with torch.no_grad():
@@ -67,14 +67,13 @@ def _training(work: Workload, name: str, tuned: Tuned, seed: int) -> Training:
         batch = torch.randint(len(inputs), (work.batch,), generator=random)
         given, wanted = inputs[batch], targets[batch]
         began = time.process_time()
-        for optimizer in optimizers:
-            optimizer.zero_grad()
+        model.zero_grad()
         outputs = model(given)
-        if kfac is not None:
-            kfac.sample(outputs, work.loss)
+        if name == "kfac":
+            steppers[0].sample(outputs, work.loss)
         work.loss(outputs, wanted).backward()
-        for optimizer in optimizers if kfac is None else (kfac, *optimizers):
-            optimizer.step()
+        for one in steppers:
+            one.step()
         seconds += time.process_time() - began
         if step % EVERY == 0:
             with torch.no_grad():
