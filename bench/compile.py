@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -46,10 +45,14 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     """Jobs in which all ways take turns; parts are those of the slowest rank of each step."""
     del cell
     task = {"rounds": rounds or 15}
-    jobs = turns.alternate([partial(job.run, "bench.compile:rank", task)], _JOBS)
+    jobs = [job.run("bench.compile:rank", task) for _ in range(_JOBS)]
     parts = {
         way: {
-            part: [max(of_ranks) for ranks in jobs for of_ranks in _columns(ranks, way, part)]
+            part: [
+                max(of_ranks)
+                for ranks in jobs
+                for of_ranks in zip(*(rank["parts"][way][part] for rank in ranks), strict=True)
+            ]
             for part in _PARTS
         }
         for way in TITLES
@@ -57,10 +60,6 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     found = turns.gathered([[rank["spans"] for rank in ranks] for ranks in jobs])
     title = f"{_BLOCKS} blocks of width {_WIDTH}, batch {_BATCH}, 2 ranks"
     return {"title": title, "unit": "s", "samples": found["samples"], "parts": parts}
-
-
-def _columns(ranks: Sequence[Any], way: str, part: str) -> list[tuple[float, ...]]:
-    return list(zip(*(rank["parts"][way][part] for rank in ranks), strict=True))
 
 
 def rank(task: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,8 @@ _LARGE = ((0, 4096), (0, 8192), (8, 8192))
 #: Steps after the first one, in which the names travel.
 _STEPS = 11
 _FRAME_BYTES = 12
+#: What the program prints of a step.
+_FIELDS = ("rounds", "sent", "received", "largest", "seconds", "peak")
 
 Model = list[tuple[str, Shape]]
 
@@ -98,7 +100,9 @@ def _simulated(
         text=True,
         check=True,
     )
-    return {"ranks": ranks, "gpus": gpus, "capacity": capacity, "steps": json.loads(done.stdout)}
+    lines = [map(json.loads, line.split()) for line in done.stdout.splitlines()]
+    found = [dict(zip(_FIELDS, line, strict=True)) for line in lines]
+    return {"ranks": ranks, "gpus": gpus, "capacity": capacity, "steps": found}
 
 
 def _jobs(steps: int) -> dict[str, Any]:

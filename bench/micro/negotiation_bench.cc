@@ -11,7 +11,7 @@
 // the same, rank 0's; if it has names in it, what identifies the rank is exchanged. Messages are
 // folded by recursive doubling, RANKS being a power of two, so all ranks are equally busy; each
 // counts with the frame that it travels in. Heap in use and its peak are counted by operator new,
-// of the work of rank 0 alone. Prints a JSON array with an object for each step.
+// of the work of rank 0 alone. Prints a line of numbers for each step, in the order of Cost.
 
 #include <malloc.h>
 
@@ -204,25 +204,14 @@ std::vector<Request> read_tensors() {
 
 int main(int argc, char** argv) {
   if (argc != 6) {
-    std::fprintf(stderr,
-                 "usage: negotiation_bench RANKS GPUS_PER_HOST CACHE_CAPACITY UNIT_BYTES STEPS "
-                 "< tensors\n");
+    std::fprintf(stderr, "expected five numbers, see %s\n", __FILE__);
     return 2;
   }
   const auto number = [&](int i) { return std::strtoull(argv[i], nullptr, 10); };
   Job job(static_cast<int>(number(1)), static_cast<int>(number(2)), number(3), read_tensors());
   for (std::uint64_t step = 0; step < number(5); ++step) {
     const Cost cost = job.step(number(4));
-    std::printf(
-        "%s{\"rounds\": %zu, \"sent\": %zu, \"received\": %zu, \"largest\": %zu, "
-        "\"seconds\": %.9f, \"peak\": %zu}",
-        step == 0 ? "[" : ",\n ",
-        cost.rounds,
-        cost.sent,
-        cost.received,
-        cost.largest,
-        cost.seconds,
-        cost.peak);
+    std::cout << cost.rounds << ' ' << cost.sent << ' ' << cost.received << ' ' << cost.largest
+              << ' ' << cost.seconds << ' ' << cost.peak << '\n';
   }
-  std::printf("]\n");
 }
