@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from bench import machine, record
-from bench.overview import contests
+from bench.overview import contests, sides
 from bench.record import Run
 from bench.row import ROWS, Row
-from bench.tables import fastest, ratio
 
 #: Ratios to the fastest peer may grow by that much.
 ALLOWED = 1.15
@@ -24,20 +23,13 @@ def slower(before: Iterable[Run], now: Iterable[Run], module: Any) -> str | None
         now: The same, measured now.
         module: Says OURS and PEERS.
     """
-    kept, found = {run["title"]: _over(run, module) for run in before}, []
+    kept, found = {run["title"]: sides(module, run)[1] for run in before}, []
     for run in now:
-        over, limit = _over(run, module), kept.get(run["title"])
+        over, limit = sides(module, run)[1], kept.get(run["title"])
         if limit is not None and over > ALLOWED * limit:
             text = f"{over:.3f}x of the fastest peer (kept: {limit:.3f}x)"
             found.append(f"{run['title']}: {text}")
     return "; ".join(found) or None
-
-
-def _over(run: Run, module: Any) -> float:
-    ours, theirs = fastest(run, module.OURS), fastest(run, module.PEERS)
-    assert ours is not None
-    assert theirs is not None
-    return ratio(run, ours, theirs)
 
 
 def watch(measure: Callable[[Row, str], Run]) -> int:

@@ -49,10 +49,10 @@ def loses(results: Rows) -> str:
     found, count = [], 0
     for name, (module, runs) in results.items():
         for run in contests(module, runs):
-            ours, theirs, over = _sides(module, run)
+            words, over = sides(module, run)
             count += 1
             if over > 1:
-                found.append((over, [name, run["title"], ours, theirs, f"{over:.2f}x"]))
+                found.append((over, [name, run["title"], *words, f"{over:.2f}x"]))
     head = ["row", "work", "aiacc", "the fastest peer", "aiacc / peer"]
     lines = [line for _, line in sorted(found, key=lambda one: one[0], reverse=True)]
     text = f"{len(lines)} of {count} works that were measured."
@@ -69,23 +69,19 @@ def highlights(results: Rows) -> str:
         shown += chosen
         for run in contests(module, chosen):
             if name != "blocking" or run["title"].endswith(_SIZES):
-                ours, theirs, over = _sides(module, run)
+                words, over = sides(module, run)
                 when = f"{run['date'][:10]}, {run['commit'][:12]}"
-                lines.append(f"| {run['title']} | {ours} | {theirs} | {over:.2f}x | {when} |")
+                lines.append([run["title"], *words, f"{over:.2f}x", when])
     head = ["work; how ranks talk", "aiacc", "the fastest peer", "aiacc / peer", "date, commit"]
-    return "\n".join([table(head, []), *lines]) + absent(shown)
+    return table(head, lines) + absent(shown)
 
 
-def _sides(module: Any, run: Run) -> tuple[str, str, float]:
+def sides(module: Any, run: Run) -> tuple[list[str], float]:
     """The fastest of both sides in words, and the ratio of their medians."""
-    ours, theirs = fastest(run, module.OURS), fastest(run, module.PEERS)
-    assert ours is not None
-    assert theirs is not None
-    words = [
-        f"{module.TITLES[key]}: {amount(median(samples(run, key)), run['unit'])}"
-        for key in (ours, theirs)
-    ]
-    return words[0], words[1], ratio(run, ours, theirs)
+    keys = [fastest(run, module.OURS) or "", fastest(run, module.PEERS) or ""]
+    values = [amount(median(samples(run, key)), run["unit"]) for key in keys]
+    words = [f"{module.TITLES[key]}: {value}" for key, value in zip(keys, values, strict=True)]
+    return words, ratio(run, *keys)
 
 
 def pages() -> Iterator[tuple[str, str, str]]:

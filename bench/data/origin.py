@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -42,39 +42,23 @@ class Throttle:
         time.sleep(max(0.0, end + self.latency_s - now))
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def __init__(self, folder: Path, throttle: Throttle, *arguments: Any) -> None:
-        self._folder = folder
+    def __init__(self, throttle: Throttle, *arguments: Any, **options: Any) -> None:
         self._throttle = throttle
-        super().__init__(*arguments)
+        super().__init__(*arguments, **options)
 
     def handle(self) -> None:
         """Answer until the client goes, politely or not."""
         with suppress(ConnectionError):
             super().handle()
 
-    def do_GET(self) -> None:
-        """Answer with a file."""
-        self._answer(with_body=True)
-
-    def do_HEAD(self) -> None:
-        """Answer with the size of a file."""
-        self._answer(with_body=False)
-
-    def _answer(self, with_body: bool) -> None:
-        try:
-            data = (self._folder / self.path.lstrip("/")).read_bytes()
-        except OSError:
-            self.send_error(404)
-            return
-        self._throttle.wait(len(data) if with_body else 0)
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if with_body:
-            self.wfile.write(data)
+    def send_head(self) -> Any:
+        """Let the answer take its time: that of its bytes, if it has any."""
+        file = Path(self.translate_path(self.path))
+        self._throttle.wait(file.stat().st_size if self.command == "GET" and file.exists() else 0)
+        return super().send_head()
 
     def log_message(self, *arguments: Any) -> None:
         """Say nothing."""
@@ -89,7 +73,7 @@ class _Server(ThreadingHTTPServer):
 @contextmanager
 def serve(folder: Path, throttle: Throttle) -> Iterator[str]:
     """A server of the files of ``folder``; the context is its address."""
-    handler = functools.partial(_Handler, Path(folder), throttle)
+    handler = functools.partial(_Handler, throttle, directory=str(folder))
     with _Server(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()

@@ -1,8 +1,8 @@
 """The all-reduce of ResNet-50's 161 gradients by two ranks on one GPU, by settings.
 
 * ``lanes``: 1 to 8, over NCCL's sockets and staged;
-* ``units``: the size of a unit, over NCCL's sockets, by lanes;
-* ``staged``: units straight through the ranks' slots, and through buffers, as inputs that are
+* ``units_nccl``: the size of a unit, over NCCL's sockets, by lanes;
+* ``units_staged``: units straight through the ranks' slots, and through buffers, as inputs that are
   looked at go: with one more pass of reading;
 * ``coded``: in groups, by compression; staged over `tcp`, for ranks that share memory code nothing.
 """
@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -23,46 +24,27 @@ from bench.shapes import resnet50
 from bench.tables import matrix
 from bench.turns import Contender, Spans, by_name
 
-_LANES = (1, 2, 3, 4, 6, 8)
+_LANES = ("1", "2", "3", "4", "6", "8")
 _COMPRESSIONS = ("none", "bf16", "int8", "mstopk")
-#: Cells whose contenders are jobs of their own: the variables of each.
-_SETTINGS: dict[str, dict[str, dict[str, str]]] = {
-    **{
-        f"lanes_{engine}": {
-            f"{lanes} lanes": {
-                "AIACC_GPU_ENGINE": engine,
-                "AIACC_LANES": str(lanes),
-                "AIACC_GPU_LANES": str(lanes),
-            }
-            for lanes in _LANES
-        }
-        for engine in ("nccl", "staged")
-    },
+#: Of each cell the values of variables; a contender has one of each, and a job of its own, but the
+#: compressions, which take turns in one job.
+_GRIDS: dict[str, dict[str, tuple[str, ...]]] = {
+    "lanes_nccl": {"AIACC_GPU_ENGINE": ("nccl",), "AIACC_GPU_LANES": _LANES},
+    "lanes_staged": {"AIACC_GPU_ENGINE": ("staged",), "AIACC_LANES": _LANES},
     "units_nccl": {
-        f"{lanes} lanes, {unit}": {
-            "AIACC_GPU_ENGINE": "nccl",
-            "AIACC_GPU_LANES": str(lanes),
-            "AIACC_GPU_UNIT_BYTES": unit,
-        }
-        for lanes in (1, 2)
-        for unit in ("8MiB", "32MiB")
+        "AIACC_GPU_ENGINE": ("nccl",),
+        "AIACC_GPU_LANES": ("1", "2"),
+        "AIACC_GPU_UNIT_BYTES": ("8MiB", "32MiB"),
     },
     "units_staged": {
-        f"{way}, {unit}": {
-            "AIACC_GPU_ENGINE": "staged",
-            "AIACC_CHECK_FINITE": check,
-            "AIACC_UNIT_BYTES": unit,
-        }
-        for way, check in (("slots", "off"), ("buffers", "warn"))
-        for unit in ("256KiB", "1MiB", "4MiB")
+        "AIACC_GPU_ENGINE": ("staged",),
+        "AIACC_CHECK_FINITE": ("off", "warn"),
+        "AIACC_UNIT_BYTES": ("256KiB", "1MiB", "4MiB"),
     },
+    "coded_nccl": {"AIACC_GPU_ENGINE": ("nccl",)},
+    "coded_staged": {"AIACC_GPU_ENGINE": ("staged",), "AIACC_ENGINE": ("tcp",)},
 }
-#: Those whose contenders take turns in one job.
-_CODED = {
-    f"coded_{engine}": {"AIACC_GPU_ENGINE": engine, "AIACC_ENGINE": "tcp"}
-    for engine in ("nccl", "staged")
-}
-CELLS = (*_SETTINGS, *_CODED)
+CELLS = tuple(_GRIDS)
 #: Tensors of a group: 97.5 MiB in five.
 _GROUP = 33
 _JOBS = 2
@@ -70,15 +52,20 @@ _JOBS = 2
 
 def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     """Seconds of the sum; jobs of settings take turns."""
-    if cell in _CODED:
-        samples = ranks.run("bench.gpu.allreduce:coded", 2, rounds, _CODED[cell])
+    grid = _GRIDS[cell]
+    settings = {
+        ", ".join(values): dict(zip(grid, values, strict=True))
+        for values in product(*grid.values())
+    }
+
+    def one(name: str) -> list[float]:
+        found = ranks.run("bench.gpu.allreduce:plain", 2, rounds, settings[name])
+        return list(found["sum"][0])
+
+    if cell.startswith("coded"):
+        (only,) = settings.values()
+        samples = ranks.run("bench.gpu.allreduce:coded", 2, rounds, only)
     else:
-        settings = _SETTINGS[cell]
-
-        def one(name: str) -> list[float]:
-            found = ranks.run("bench.gpu.allreduce:plain", 2, rounds, settings[name])
-            return list(found["sum"][0])
-
         samples = by_name(settings, _JOBS, one)
     return ranks.kept(cell.replace("_", ", "), samples)
 

@@ -36,11 +36,13 @@ def test_a_sample_lasts_from_the_last_arrival_to_the_last_departure():
 
 
 def test_the_alarm_names_works_whose_fastest_way_has_lost_15_percent_to_the_fastest_peer():
-    module = SimpleNamespace(OURS=("a", "b"), PEERS=("c", "d"))
+    titles = dict.fromkeys("abcd", "")
+    module = SimpleNamespace(OURS=("a", "b"), PEERS=("c", "d"), TITLES=titles)
 
     def run(title, ours, theirs):
-        return {"title": title, "samples": {"a": [[ours]], "b": [[9.0]], "c": [[theirs, 9, 9]],
-                                            "d": [[theirs]]}}  # fmt: skip
+        seconds = {"a": [ours], "b": [9.0], "c": [theirs, 9, 9], "d": [theirs]}
+        samples = {key: [values] for key, values in seconds.items()}
+        return {"title": title, "unit": "s", "samples": samples}
 
     kept = [run("small", 1.0, 2.0), run("large", 1.0, 1.0)]
     assert alarm.slower(kept, [run("small", 2.2, 4.0), run("large", 0.5, 0.5)], module) is None
