@@ -24,11 +24,10 @@ def built(path: Path, how: str = "cmake --build --preset dev --target") -> Path:
 
 
 def arguments(*values: Any) -> tuple[Any, ...]:
-    """For a function of C: tensors and None as pointers, floats as double, numbers of 64 bits."""
-    return tuple(_argument(value) for value in values)
-
-
-def _argument(value: Any) -> Any:
-    if value is None or hasattr(value, "data_ptr"):
-        return ctypes.c_void_p(None if value is None else value.data_ptr())
-    return ctypes.c_size_t(value) if isinstance(value, int) else value
+    """For a function of C: tensors and None as pointers, numbers of 64 bits."""
+    return tuple(
+        ctypes.c_size_t(value)
+        if isinstance(value, int)
+        else ctypes.c_void_p(None if value is None else value.data_ptr())
+        for value in values
+    )

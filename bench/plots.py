@@ -60,19 +60,10 @@ def points(
         shown = [value for value in found if limit is None or value <= limit]
         color = OURS if title in ours else PEERS
         axis.plot(shown, [at] * len(shown), "o", color=color, alpha=0.6, markersize=4)
-        if not found:
-            axis.text(0.02, at, "never", size=7, va="center", transform=axis.get_yaxis_transform())
-        if len(shown) < len(found):
-            text = f"{len(found) - len(shown)} up to {max(found):,.0f} →"
-            axis.text(
-                0.99,
-                at,
-                text,
-                size=7,
-                ha="right",
-                va="center",
-                transform=axis.get_yaxis_transform(),
-            )
+        text = f"{len(found) - len(shown)} up to {max(found):,.0f} →" if found else "never"
+        if len(shown) < len(found) or not found:
+            place = axis.get_yaxis_transform()
+            axis.text(0.99, at, text, size=7, ha="right", va="center", transform=place)
     axis.set_yticks(range(len(values)), list(values), size=7)
     axis.set_ylim(len(values) - 0.5, -0.5)
     axis.grid(axis="x", alpha=0.3)

@@ -51,7 +51,8 @@ _RANKS_OF = "bench.collectives.work:"
 
 def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     """Jobs of all contenders, in turn."""
-    work, way, ranks = parts(cell)
+    work, way, *more = cell.split(":")
+    ranks = int(more[0]) if more else _RANKS.get(work, 2)
     task = {"work": work, "ranks": ranks, "rounds": rounds or (10 if ranks < 4 else 5)}
     if cell == LAUNCHERS:
         starts = [
@@ -63,20 +64,8 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
         horovod = f"{_RANKS_OF}horovod" if work == "gradients" and ranks == 2 else ""
         clock = turns.of_callers if work == "submit" else turns.seconds
         found = peers.measured(f"{_RANKS_OF}calls", task, way, _JOBS, horovod, clock)
-    return {"title": title_of(cell), **found}
-
-
-def parts(cell: str) -> tuple[str, str, int]:
-    """What is done in a cell, how ranks talk, and how many there are."""
-    work, way, *more = cell.split(":")
-    return work, way, int(more[0]) if more else _RANKS.get(work, 2)
-
-
-def title_of(cell: str) -> str:
-    """A cell in words."""
-    work, way, ranks = parts(cell)
-    more = f", {ranks} ranks" if ranks != 2 else ""
-    return f"{_WORKS[work]}; {peers.WHERE.get(way, 'shared memory')}{more}"
+    where = f"{peers.WHERE.get(way, 'shared memory')}{f', {ranks} ranks' if ranks != 2 else ''}"
+    return {"title": f"{_WORKS[work]}; {where}", **found}
 
 
 def tables(runs: Sequence[Run]) -> str:

@@ -161,15 +161,14 @@ def _process_set(gloo: Gloo, hvd: Any) -> list[Contender]:
 def _submit(gloo: Gloo, hvd: Any) -> list[Contender]:
     """The asynchronous calls alone."""
     data = gloo.tensors(_SMALL)
-    start, average = hvd.allreduce_async_, hvd.Average
     begun: list[Any] = []
 
     def contender(
-        name: str, call: Callable[..., object], end: Callable[[Any], object]
+        name: str, start: Callable[..., object], end: Callable[[Any], object], **options: Any
     ) -> Contender:
         def run() -> None:
             for key, tensor in zip(data.names, data.tensors, strict=True):
-                begun.append(call(tensor, key))
+                begun.append(start(tensor, name=key, **options))
 
         def finish() -> None:
             for one in begun:
@@ -178,14 +177,11 @@ def _submit(gloo: Gloo, hvd: Any) -> list[Contender]:
 
         return Contender(name, run, data.fill, finish)
 
-    def ours(tensor: torch.Tensor, key: str) -> object:
-        return start(tensor, name=key, op=average)
-
-    def theirs(tensor: torch.Tensor, key: str) -> object:
+    def theirs(tensor: torch.Tensor, name: str) -> object:
         return dist.all_reduce(tensor, async_op=True)
 
     return [
-        contender("aiacc", ours, hvd.synchronize),
+        contender("aiacc", hvd.allreduce_async_, hvd.synchronize, op=hvd.Average),
         contender("gloo_each_1", theirs, wait),
     ]
 

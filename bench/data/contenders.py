@@ -44,9 +44,7 @@ class Place:
         return int(self.images.count * 3 * side * side * 0.62)
 
 
-def _distributed(place: Place, dataset: Any) -> Begin:
-    ranks = place.topology
-    sampler: Any = DistributedSampler(dataset, num_replicas=ranks.size, rank=ranks.rank, seed=1)
+def _loaded(dataset: Any, sampler: Any) -> Begin:
     loader = DataLoader(
         dataset, BATCH, sampler=sampler, num_workers=WORKERS, persistent_workers=True
     )
@@ -56,6 +54,12 @@ def _distributed(place: Place, dataset: Any) -> Begin:
         return loader
 
     return begin
+
+
+def _distributed(place: Place, dataset: Any) -> Begin:
+    ranks = place.topology
+    sampler = DistributedSampler(dataset, num_replicas=ranks.size, rank=ranks.rank, seed=1)
+    return _loaded(dataset, sampler)
 
 
 def _aiacc(
@@ -74,15 +78,7 @@ def _aiacc(
         requests=requests,
         fingerprint=place.images.kind,
     )
-    sampler = cached.sampler(seed=1, ahead=ahead, topology=place.topology)
-    loader = DataLoader(
-        cached, BATCH, sampler=sampler, num_workers=WORKERS, persistent_workers=True
-    )
-
-    def begin(epoch: int) -> Any:
-        sampler.set_epoch(epoch)
-        return loader
-
+    begin = _loaded(cached, cached.sampler(seed=1, ahead=ahead, topology=place.topology))
     begin.cached = cached  # type: ignore[attr-defined]
     return begin
 
@@ -178,7 +174,7 @@ def read(task: dict[str, Any]) -> dict[str, Any]:
     node, local_rank = divmod(hvd.rank(), local_size)
     topology = Topology((local_size,) * task["nodes"], node, local_rank)
     throttle = Throttle(*task["throttle"])
-    images = Images(task["kind"], task["count"], task["url"], Path(task["folder"]), throttle)
+    images = Images(task["kind"], task["count"], task["url"], Path(task["origin"]), throttle)
     disk, memory = (Path(task[name]) / str(node) for name in ("disk", "memory"))
     for folder in (disk, memory):
         folder.mkdir(parents=True, exist_ok=True)

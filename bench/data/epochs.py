@@ -114,7 +114,7 @@ def _job(contender: str, cell: _Cell, origin: Path) -> dict[str, Any]:
         with serve(origin, throttle) as url:
             task = {
                 **{"contender": contender, "kind": cell.kind, "count": COUNT, "epochs": EPOCHS},
-                **{"nodes": NODES, "folder": str(origin), "shards": url},
+                **{"nodes": NODES, "origin": str(origin), "shards": url},
                 "url": url if cell.origin == "http" else None,
                 "throttle": [throttle.path, cell.bytes_per_s, cell.latency_s],
                 **{"disk": f"{place}/disk", "memory": memory},
