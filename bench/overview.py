@@ -10,16 +10,11 @@ from bench import record
 from bench.collectives.peers import absent
 from bench.machine import ROOT
 from bench.record import Run, samples
-from bench.row import ROWS
+from bench.row import ROWS, row_of
 from bench.tables import amount, between_marks, fastest, ratio, table
 
-#: Cells of the short table, by row; of the sizes of a cell it has two.
-_HIGHLIGHTS = {
-    "network.training": ("resnet50:300",),
-    "collectives": ("gradients:shm", "gradients:tcp", "small:shm", "small:tcp"),
-    "blocking": ("shm", "tcp"),
-    "step": ("float32:shm", "float32:tcp"),
-}
+#: Rows whose watched cells are in the short table; of the sizes of a cell it has two.
+_HIGHLIGHTS = ("network.training", "collectives", "blocking", "step")
 _SIZES = (", 4 B", ", 4 MiB")
 
 #: Module and runs of each row that names ours and peers.
@@ -63,9 +58,9 @@ def highlights(results: Rows) -> str:
     """A few works for a reader in a hurry."""
     lines = []
     shown: list[Run] = []
-    for name, cells in _HIGHLIGHTS.items():
+    for name in _HIGHLIGHTS:
         module, runs = results.get(name, (None, ()))
-        chosen = [run for run in runs if run["cell"] in cells]
+        chosen = [run for run in runs if run["cell"] in row_of(name).watched]
         shown += chosen
         for run in contests(module, chosen):
             if name != "blocking" or run["title"].endswith(_SIZES):

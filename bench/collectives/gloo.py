@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,9 +30,8 @@ class Gloo:
         """Connect through a file of the job's folder. Collective. Blocks."""
         self.rank: int = task["rank"]
         self.size: int = task["ranks"]
-        self.folder = Path(task["folder"])
         os.environ.pop(_INTERFACES, None)
-        store = f"file://{self.folder / 'gloo'}"
+        store = f"file://{task['folder']}/gloo"
         dist.init_process_group("gloo", store, _LIMIT, rank=self.rank, world_size=self.size)
         # gloo reads the variable when a group is made: one context per interface named, in turn.
         os.environ[_INTERFACES] = "lo,lo,lo,lo"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -12,14 +11,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import torch
+import torch.distributed as dist
 
+from aiacc.run.local import free_port
 from bench.collectives.gloo import Gloo, beside_aiacc
 from bench.collectives.tensors import Tensors
 from bench.shapes import resnet50
 from bench.turns import Contender, take_turns
-
-#: Of tf.distribute's cluster: rank 0 chooses them, and the others read them here.
-_PORTS = "tf-ports"
 
 
 def rank(task: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
@@ -40,14 +38,9 @@ def rank(task: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
 
 def _distributed(gloo: Gloo) -> Any:
     """The strategy of `tf.distribute` over all ranks. Collective. Blocks."""
-    file = gloo.folder / _PORTS
-    if gloo.rank == 0:
-        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(gloo.size)]
-        file.write_text(json.dumps([one.getsockname()[1] for one in sockets]))
-        for one in sockets:
-            one.close()
-    gloo.align()
-    workers = [f"127.0.0.1:{port}" for port in json.loads(file.read_text())]
+    ports: list[int | None] = [None] * gloo.size
+    dist.all_gather_object(ports, free_port())
+    workers = [f"127.0.0.1:{port}" for port in ports]
     os.environ["TF_CONFIG"] = json.dumps(
         {"cluster": {"worker": workers}, "task": {"type": "worker", "index": gloo.rank}}
     )

@@ -88,7 +88,7 @@ def _web_dataset(place: Place) -> Begin:
     import webdataset  # type: ignore[import-not-found,unused-ignore]
 
     (place.disk / "wds").mkdir(exist_ok=True)
-    names = (Path(place.images.folder) / "wds" / "names").read_text().split()
+    names = sorted(file.name for file in (place.images.folder / "wds").iterdir())
     dataset = webdataset.WebDataset(
         [f"{place.shards}/wds/{name}" for name in names],
         cache_dir=str(place.disk / "wds"),

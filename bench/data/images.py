@@ -22,10 +22,7 @@ _SIDE = {"textures": 256, "digits": 128}
 
 
 def make(kind: str, count: int, folder: Path) -> int:
-    """Write ``count`` images as files of their own, and as shards; returns the bytes of the files.
-
-    The names of the shards stand in ``wds/names``.
-    """
+    """Write ``count`` images as files, and as shards; returns the bytes of the files."""
     (folder / "wds").mkdir(parents=True)
     total = 0
     for begin in range(0, count, _SHARD):
@@ -39,8 +36,6 @@ def make(kind: str, count: int, folder: Path) -> int:
                 entry = tarfile.TarInfo(f"{index}.cls")
                 entry.size = len(label)
                 tar.addfile(entry, io.BytesIO(label))
-    names = [f"{begin}.tar" for begin in range(0, count, _SHARD)]
-    (folder / "wds" / "names").write_text("\n".join(names))
     return total
 
 

@@ -11,7 +11,7 @@ import torch
 
 from aiacc.optim import LAMB, LARS
 from bench.gpu.works import Work, copy, graph, measured, tables
-from bench.shapes import Shape, resnet50
+from bench.shapes import Shape, parameters, resnet50
 
 __all__ = ["CELLS", "measure", "tables"]
 
@@ -48,7 +48,7 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     title, shapes = _SETS[cell]
     works = [copy()]
     for (kind, way), (make, peers) in _CONTENDERS.items():
-        step, moved = make(_parameters(shapes)).step, _moved(kind, shapes)
+        step, moved = make(parameters(shapes, "cuda")).step, _moved(kind, shapes)
         works.append(Work(f"{kind}, {way}", step, moved, peers))
         peers = tuple(f"{peer}, graph" for peer in peers)
         works.append(Work(f"{kind}, {way}, graph", graph(step), moved, peers))
@@ -58,12 +58,3 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
 def _moved(kind: str, shapes: list[Shape]) -> int:
     """Bytes of a step if no cache holds an array between two passes."""
     return sum(_BYTES[kind][len(shape) < 2] * math.prod(shape) for shape in shapes)
-
-
-def _parameters(shapes: list[Shape]) -> list[torch.Tensor]:
-    made: list[torch.Tensor] = []
-    for shape in shapes:
-        parameter = torch.nn.Parameter(torch.randn(shape, device="cuda") * 0.05)
-        parameter.grad = torch.randn(shape, device="cuda") * 1e-3
-        made.append(parameter)
-    return made

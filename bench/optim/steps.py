@@ -12,7 +12,7 @@ import torch
 
 from aiacc.optim import LAMB, LARS
 from bench.record import Run
-from bench.shapes import resnet50
+from bench.shapes import parameters, resnet50
 from bench.tables import contest
 from bench.turns import timed
 
@@ -46,7 +46,8 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     name, threads = cell.split(":")
     torch.set_num_threads(int(threads))
     torch.manual_seed(0)
-    optimizers = {key: make(_parameters()) for key, make in _contenders(name).items()}
+    shapes = [shape for _, shape in resnet50()]
+    optimizers = {key: make(parameters(shapes)) for key, make in _contenders(name).items()}
     calls = {key: optimizer.step for key, optimizer in optimizers.items()}
     return {
         "title": f"{name.upper()}, {threads} thread{'s'[: threads != '1']}",
@@ -76,15 +77,6 @@ def _contenders(name: str) -> dict[str, Make]:
         "sgd_foreach": lambda params: torch.optim.SGD(params, **_SGD, foreach=True),
         "sgd_fused": lambda params: torch.optim.SGD(params, **_SGD, fused=True),
     }
-
-
-def _parameters() -> list[torch.nn.Parameter]:
-    made = []
-    for _, shape in resnet50():
-        parameter = torch.nn.Parameter(torch.randn(shape) * 0.05)
-        parameter.grad = torch.randn(shape) * 1e-3
-        made.append(parameter)
-    return made
 
 
 def tables(runs: Sequence[Run]) -> str:

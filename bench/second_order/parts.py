@@ -141,22 +141,13 @@ def _inverses(dim: int) -> tuple[str, Calls]:
     factors, dampings = list(stack.unbind()), [torch.tensor(DAMPING)] * count
     eye = DAMPING * torch.eye(dim)
 
-    def one_by_one() -> list[Tensor | None]:
-        return [inverse for one in factors for inverse in invert([one], dampings[:1])]
-
+    stacked: Any = torch.stack  # refuses None, which stands for a factor that has no inverse
     return f"inverses, {count} x {dim}", {
-        "ours": lambda: _known(invert(factors, dampings)),
+        "ours": lambda: stacked(invert(factors, dampings)),
         "usual": lambda: torch.linalg.inv(stack + eye),
-        "one by one": lambda: _known(one_by_one()),
+        "one by one": lambda: stacked([invert([one], dampings[:1])[0] for one in factors]),
         "eigenvectors": lambda: decompose(factors),
     }
-
-
-def _known(inverses: Sequence[Tensor | None]) -> Tensor:
-    found = [inverse for inverse in inverses if inverse is not None]
-    if len(found) != len(inverses):
-        raise RuntimeError("a factor could not be inverted (expected all of them)")
-    return torch.stack(found)
 
 
 def tables(runs: Sequence[Run]) -> str:
