@@ -92,7 +92,14 @@ _ON_BED, _QUIET, _GPU = ("root", "quiet"), ("quiet",), ("gpu",)
 _NETWORK, _BENCHMARKS, _CODED = "docs/network.md", "docs/benchmarks.md", "docs/compression.md"
 
 ROWS: tuple[Row, ...] = (
-    Row("network.training", _NETWORK, (*_BED, *_STEP, "aiacc/autotune"), _ON_BED, 105, watched=("resnet50:300",)),
+    Row(
+        "network.training",
+        _NETWORK,
+        (*_BED, *_STEP, "aiacc/autotune"),
+        _ON_BED,
+        105,
+        watched=("resnet50:300",),
+    ),
     Row("network.allreduce", _NETWORK, _BED, (*_ON_BED, "mpich"), 10),
     Row("network.engines", _NETWORK, (*_BED, _ALLREDUCE), (*_ON_BED, "mpich"), 4),
     Row("network.wan", _NETWORK, (*_BED, _ALLREDUCE, _RELAY), _ON_BED, 20),
@@ -124,7 +131,14 @@ ROWS: tuple[Row, ...] = (
     Row(
         "network.kfac",
         "docs/kfac.md",
-        ("csrc/core", "csrc/engines", *_CELLS, *_KFAC, "aiacc/planning", "bench/network/second_order/step.py"),
+        (
+            "csrc/core",
+            "csrc/engines",
+            *_CELLS,
+            *_KFAC,
+            "aiacc/planning",
+            "bench/network/second_order/step.py",
+        ),
         _ON_BED,
         20,
         "network.second_order.row",
