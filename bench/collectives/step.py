@@ -56,8 +56,9 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
 
 
 def tables(runs: Sequence[Run]) -> str:
-    """Ours; of DDP's settings those as shipped, and the fastest of each cell."""
+    """Ours; of DDP's settings those as shipped, and the fastest of each cell, and of Horovod's."""
     shown = {_AS_SHIPPED, *(fastest(run, PEERS) for run in runs)}
+    shown |= {fastest(run, tuple(peers.HOROVOD)) for run in runs}
     titles = {
         key: title
         for key, title in TITLES.items()
