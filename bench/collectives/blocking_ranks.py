@@ -76,6 +76,8 @@ def ucc(task: Mapping[str, Any]) -> Seen:
         words = line.split()
         if len(words) == 5 and words[0].isdigit():
             means[int(words[1])] = float(words[4]) / 1e6
+    if task["rank"] == 0 and not means.keys() >= set(task["sizes"]):
+        raise RuntimeError(f"{task['program']} printed no time of some size:\n{ran.stdout}")
     return {
         f"ucc:{size}": {"starts": [0.0], "ends": [means.get(size, 0.0)], "cpu": [0.0]}
         for size in task["sizes"]
