@@ -12,6 +12,7 @@ python -m bench --alarm                         # watched cells beside what is k
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +28,7 @@ from bench.tables import between_marks, section
 def main() -> int:
     """Do what the command line says; the exit code."""
     options = _parser().parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which ends the ranks, too
     try:
         if options.rows == ["all"]:
             options.rows = [row.name for row in ROWS if "gpu" not in row.needs]
