@@ -57,17 +57,13 @@ def read(path: Path) -> list[Run]:
 
 
 def write(path: Path, run: Run, cells: Sequence[str]) -> None:
-    """Put a run into a file, in place of an earlier one of its cell."""
+    """Put a run into a file, in place of an earlier one of its cell; only ``cells`` stay."""
     runs = {old["cell"]: old for old in read(path)} | {run["cell"]: run}
-    ordered = sorted(runs.values(), key=lambda one: _place(one["cell"], cells))
+    ordered = [runs[cell] for cell in cells if cell in runs]
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"runs": ordered}, indent=1)
     # Each list of numbers on one line.
     path.write_text(_NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n")
-
-
-def _place(cell: str, cells: Sequence[str]) -> int:
-    return cells.index(cell) if cell in cells else len(cells)
 
 
 def samples(run: Run, contender: str) -> list[float]:

@@ -24,10 +24,7 @@ from bench.tables import ratio
 PER_HOST = 2
 #: MODEL:MBIT. At 10 Gbit/s the network is as fast as two cores code, and compression should be left
 #: alone.
-CELLS = (
-    *("resnet50:10000", "vgg16:10000", "bert-base:1000", "vgg16:1000"),
-    *("bert-base:300", "vgg16:300", "bert-base:100", "vgg16:100"),
-)
+CELLS = ("resnet50:10000", "bert-base:300", "vgg16:300", "bert-base:100")
 #: Seconds until a message between hosts is there, and bytes per second inside a host: for the
 #: model. Both matter little at these rates.
 _ALPHA_S, _INSIDE = 100e-6, 4e9

@@ -25,14 +25,10 @@ from bench.tables import amount
 #: pass is as long as the wire, and planning decides most.
 CELLS = (
     "resnet50:1000:0:published",
-    "resnet50:1000:0:1.5",
     "resnet50:1000:10:1.5",
-    "resnet50:1000:10:1.5:8MiB",
     "resnet50:300:10:1:8MiB",
     "densenet201:1000:0:1",
-    "densenet201:1000:0:1.5",
     "densenet201:1000:10:1.5:8MiB",
-    "densenet201:100:10:1:8MiB",
     "bert-base:1000:0:1",
 )
 #: AIACC_LANES of all ranks, which is its default on several hosts.

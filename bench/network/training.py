@@ -15,7 +15,7 @@ from bench.network.workloads import workload
 from bench.record import Run
 
 #: Workload, and Mbit/s of a flow; 0: flows are not capped.
-CELLS = ("resnet50:300", "resnet50:0", "vgg16:300", "vgg16:0", "bert-base:300", "bert-base:0")
+CELLS = ("resnet50:300", "resnet50:0", "vgg16:300", "bert-base:300", "bert-base:0")
 #: Steps after which `aiacc.autotune` has settled, and two more.
 _SEARCH_STEPS = 42
 OURS = ("lanes1", "lanes4", "lanes8", "bf16", "auto")

@@ -57,16 +57,12 @@ class Cell:
 _SPARSE = ("dense", "mstopk", "mstopk_warm")
 _LONG = (*_SPARSE, "mstopk_nesterov_unmasked_warm")
 _TEXT = (*_SPARSE, "bf16", "int8", "int4", "randomk", "powersgd", "mstopk_alone")
-_PLAIN, _CAPPED = (*_SPARSE, "randomk", "powersgd"), (*_SPARSE, "bf16", "int8", "powersgd")
+_CAPPED = (*_SPARSE, "bf16", "int8", "powersgd", "mstopk_alone")
 _CELLS = {
-    "digits:2": Cell("digits", 2, 1320, tuple(CONTENDERS)),
     "digits:4": Cell("digits", 4, 660, tuple(CONTENDERS)),
-    "digits:2:long": Cell("digits", 2, 5280, _LONG),
     "digits:4:long": Cell("digits", 4, 2640, _LONG),
     "text:2": Cell("text", 2, 1500, _TEXT),
-    "plain_text:2": Cell("plain_text", 2, 1500, _PLAIN),
-    "plain_text:2:long": Cell("plain_text", 2, 4500, _SPARSE),
-    "plain_text:4:100": Cell("plain_text", 4, 1500, (*_CAPPED, "mstopk_alone"), mbit=100),
+    "plain_text:4:100": Cell("plain_text", 4, 1500, _CAPPED, mbit=100),
 }
 CELLS = tuple(_CELLS)
 _TITLES = {"digits": "digits", "text": "text", "plain_text": "text, no momentum"}
