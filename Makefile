@@ -168,7 +168,7 @@ DOCKER_CHECK_ARGS ?=
 docker-check: $(STAMPS)/release  ## lint docker/, execute the Dockerfiles without docker (superuser)
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
 	$(BIN)/hadolint docker/*.Dockerfile
-	.ci/apt_install debootstrap iproute2 openssh-client
+	.ci/apt_install debootstrap iproute2 nftables openssh-client
 	PYTHONPATH=. $(BIN)/python .ci/docker_check.py $(DOCKER_CHECK_ARGS)
 
 .PHONY: docs
@@ -202,7 +202,7 @@ $(STAMPS)/package: $(STAMPS)/tools pyproject.toml setup.py
 	@touch $@
 
 $(STAMPS)/peers: $(STAMPS)/package
-	.ci/apt_install openmpi-bin
+	.ci/apt_install nftables openmpi-bin
 	$(BIN)/python -m pip install -q --no-deps $(PEERS)
 	$(PYTHON) -m venv build/peers/oneccl
 	build/peers/oneccl/bin/python -m pip install -q $(ONECCL)

@@ -76,7 +76,7 @@ class Row:
 
 
 #: Sources that decide what engines send between hosts.
-_BED = ("csrc", "bench/bed/bed.py", "bench/bed/program.py", "bench/bed/launch.py")
+_BED = ("csrc", "bench/bed/bed.py", "bench/bed/plan.py", "bench/bed/launch.py")
 _RELAY, _ALLREDUCE = "bench/bed/native/relay.c", "bench/network/allreduce.py"
 _CELLS = ("bench/network/cells.py", "bench/network/workloads.py")
 _STEP = (*_CELLS, "aiacc/torch", "bench/network/step.py", "bench/network/device.py")

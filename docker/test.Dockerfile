@@ -10,8 +10,8 @@ FROM ${BASE} AS tools
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 RUN apt-get update \
  && apt-get install -y --no-install-recommends \
-      ca-certificates g++ git iproute2 libgtest-dev libopenmpi-dev make openmpi-bin procps \
-      python3-dev python3-venv \
+      ca-certificates g++ git iproute2 libgtest-dev libopenmpi-dev make nftables openmpi-bin \
+      procps python3-dev python3-venv \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 1000 --password '*' --shell /bin/bash mpiuser \
  && install -d -o mpiuser -g mpiuser /src

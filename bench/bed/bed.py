@@ -1,21 +1,25 @@
-"""Puts beds up and takes them down. Needs root and iproute2."""
+"""Puts beds up and takes them down. Needs root, iproute2 and nftables."""
 
 import fcntl
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.bed import BedError, bpf, program
+from bench.bed import BedError
 from bench.bed.plan import (
     CLASSES,
+    FIRST_MINOR,
+    SLOW_MINOR,
+    TABLE,
     Spec,
+    classifying,
     host_name,
     hosts_file,
     interior,
@@ -28,7 +32,13 @@ from bench.bed.relay import Count, Relay
 #: Of each bed its hosts file, and a lock that its user holds.
 STATE = Path("/run/aiacc-network")
 _NAMESPACES = Path("/run/netns")
-_TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "mount": "mount"}
+_TOOLS = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nft": "nftables",
+    "unshare": "util-linux",
+    "mount": "mount",
+}
 _COMMAND_S = 60
 _SLOW_START = "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
 #: A switch forwards without asking the rules for IP.
@@ -43,7 +53,7 @@ class Flow:
 
     Attributes:
         minor: Number of its class; SLOW_MINOR for the slow one.
-        sent_bytes: With the headers of Ethernet, IP and TCP.
+        sent_bytes: With the headers of IP and TCP.
     """
 
     minor: int
@@ -55,12 +65,10 @@ class Bed:
     """A bed that is up. Made by `bed_for`.
 
     Attributes:
-        maps: The kernel's map of each host; empty without a flow cap.
         relay: What joins the hosts, unless it is a bridge.
     """
 
     spec: Spec
-    maps: list[bpf.Map]
     relay: Relay | None
 
     def enter(self, host: int, command: Sequence[str]) -> list[str]:
@@ -79,16 +87,24 @@ class Bed:
 
     def flows(self, host: int) -> list[Flow]:
         """What a host has sent since `reset`, by flow; empty without a flow cap."""
-        found = self.maps[host].items() if self.maps else ()
-        values = [program.FLOW_VALUE.unpack(value) for key, value in found if any(key)]
-        return [Flow(classid & 0xFFFF, sent_bytes) for classid, sent_bytes in values]
+        if not self.spec.flow_mbit:
+            return []
+        listed = json.loads(self._nft(host, "-j", "list", "table", *TABLE))["nftables"]
+        held = {one.get("name"): one.get("elem", []) for entry in listed for one in entry.values()}
+        return [
+            Flow(
+                SLOW_MINOR
+                if key["elem"]["val"] in held.get("slow", [])
+                else int(classid.partition(":")[2], 16),
+                key["elem"]["counter"]["bytes"],
+            )
+            for key, classid in held["flows"]
+        ]
 
     def reset(self) -> None:
         """Forget all flows, so that their classes are free again; there must be no traffic."""
-        for host, flows in enumerate(self.maps):
-            flows.clear()
-            slow = self.spec.slow > 0 and host == 0
-            flows.put(program.COUNTERS_KEY, program.COUNTERS.pack(0, slow))
+        for host in range(self.spec.hosts if self.spec.flow_mbit else 0):
+            self._nft(host, "-f", "-", text="\n".join(classifying(self.spec, host)) + "\n")
 
     def processes(self, host: int) -> list[int]:
         """Numbers of the processes in a host."""
@@ -118,13 +134,16 @@ class Bed:
 
     def check(self) -> None:
         """Raise BedError if some host had more flows than classes, which makes rates wrong."""
-        for host, flows in enumerate(self.maps):
-            asked, _ = program.COUNTERS.unpack(flows.get(program.COUNTERS_KEY) or bytes(16))
-            if asked > CLASSES:
+        for host in range(self.spec.hosts):
+            flows = self.flows(host)
+            if any(flow.minor >= FIRST_MINOR + CLASSES for flow in flows):
                 raise BedError(
-                    f"host {host} had {asked} flows (expected at most {CLASSES}): those beyond had "
-                    "no cap; use fewer ranks or raise CLASSES in bench/bed/plan.py"
+                    f"host {host} had {len(flows)} flows (expected at most {CLASSES}): those "
+                    "beyond had no cap; use fewer ranks or raise CLASSES in bench/bed/plan.py"
                 )
+
+    def _nft(self, host: int, *words: str, text: str = "") -> str:
+        return _run(["ip", "netns", "exec", self.spec.namespace(host), "nft", *words], text)
 
 
 def require_root() -> None:
@@ -174,7 +193,7 @@ def _put_up(spec: Spec, stack: ExitStack) -> Bed:
             _run(["ip", "netns", "exec", inside, "sh", "-c", f"echo 0 >{_SLOW_START}"])
         if spec.capped:
             _batch(["tc", "-n", inside], shaping(spec))
-    bed = Bed(spec, _classify(spec, stack) if spec.flow_mbit else [], relay)
+    bed = Bed(spec, relay)
     bed.reset()
     if relay is not None:
         bed.set_path(delay_ms=spec.delay_ms, loss=spec.loss, reorder=spec.reorder)
@@ -194,28 +213,6 @@ def take_down(name: str) -> None:
 
 def _processes(namespace: str) -> list[int]:
     return [int(number) for number in _run(["ip", "netns", "pids", namespace]).split()]
-
-
-def _classify(spec: Spec, stack: ExitStack) -> list[bpf.Map]:
-    """Attach a classifier in each host; their maps."""
-    maps = []
-    with tempfile.TemporaryDirectory(prefix=f"{spec.name}-", dir=STATE) as pins:
-        _run(["mount", "-t", "bpf", "bpf", pins])
-        try:
-            for host in range(spec.hosts):
-                flows = bpf.Map(program.FLOW_KEY.size, program.FLOW_VALUE.size, 2 * CLASSES)
-                maps.append(flows)
-                stack.callback(flows.close)
-                loaded = bpf.load_classifier(program.classifier(flows.descriptor, CLASSES))
-                bpf.pin(loaded, Path(pins, str(host)))
-                os.close(loaded)
-                attach = (
-                    f"filter add dev eth0 parent {program.MAJOR}: bpf object-pinned {pins}/{host}"
-                )
-                _run(["tc", "-n", spec.namespace(host), *attach.split()])
-        finally:
-            _run(["umount", pins])
-    return maps
 
 
 @contextmanager

@@ -2,10 +2,18 @@
 
 from dataclasses import dataclass
 
-from bench.bed.program import DEFAULT_MINOR, FIRST_MINOR, MAJOR, SLOW_MINOR
-
 #: Flows of one host that get a class of their own.
 CLASSES = 1024
+#: Handle of the queueing discipline, and the first of its classes that belongs to a flow.
+MAJOR = 1
+FIRST_MINOR = 0x100
+#: The class of what is no flow (ARP), and that of a flow that is slowed down.
+DEFAULT_MINOR = 0xF0
+SLOW_MINOR = 0xF1
+#: A flow that has sent as much carries data, and may be chosen to be slow.
+DATA_BYTES = 1 << 20
+#: What nftables have of a host's flows.
+TABLE = ("ip", "bed")
 MOST_HOSTS = 64
 
 _SUBNET = "10.77.0"
@@ -208,6 +216,41 @@ def shaping(spec: Spec) -> list[str]:
         lines += [
             _class(f"{MAJOR}:1", FIRST_MINOR + number, least, flow, _BURST)
             for number in range(CLASSES)
+        ]
+    return lines
+
+
+def classifying(spec: Spec, host: int) -> list[str]:
+    """Lines for ``nft -f`` inside a host: give every TCP flow a class of its own.
+
+    Unlike a hash of ports they cannot put two flows into one class: the first packet of a flow
+    takes the next number that nobody has. A number above those of the classes means the default
+    class. What was there before goes: all numbers are free again.
+    """
+    table = " ".join(TABLE)
+    flow = "ip saddr . tcp sport . ip daddr . tcp dport"
+    kept = f"size {2 * CLASSES}; flags dynamic"
+    number = f"numgen inc mod {0xFFFF - FIRST_MINOR} offset {MAJOR << 16 | FIRST_MINOR}"
+    lines = [
+        f"add table {table}",
+        f"delete table {table}",
+        f"add table {table}",
+        f"add map {table} flows {{ typeof {flow} : meta priority; {kept}; }}",
+        f"add chain {table} out {{ type filter hook postrouting priority 0; }}",
+        f"add chain {table} known",
+        f"add rule {table} out oifname != eth0 accept",
+        f"add rule {table} out meta priority set {flow} map @flows goto known",
+        f"add rule {table} out meta priority set {number} "
+        f"add @flows {{ {flow} counter : meta priority }}",
+    ]
+    if spec.slow and host == 0:
+        # The packet that takes a flow beyond DATA_BYTES makes it the slow one, if none is.
+        lines += [
+            f"add set {table} sent {{ typeof {flow}; {kept}; }}",
+            f"add set {table} slow {{ typeof {flow}; size 1; flags dynamic; }}",
+            f"add rule {table} known add @sent {{ {flow} quota over {DATA_BYTES} bytes }} "
+            f"add @slow {{ {flow} }}",
+            f"add rule {table} known {flow} @slow meta priority set {MAJOR}:{SLOW_MINOR:x}",
         ]
     return lines
 

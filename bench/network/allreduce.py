@@ -140,7 +140,7 @@ def _job(bed: Bed, key: str, per_host: int, tensor_bytes: int) -> tuple[list[Any
     # The warm-up counts for the flows: every host sends the same bytes as on the bus, if it has one
     # rank, or a hierarchy. A flat ring sends more, which its rate does not count.
     sent = way.wire_bytes(tensor_bytes) * (1 + _ITERATIONS) * 2 * (hosts - 1) / hosts
-    flows = [bed.flows(host) for host in range(hosts)] if bed.maps else []
+    flows = [bed.flows(host) for host in range(hosts)] if bed.spec.flow_mbit else []
     return ranks, [sum(one.sent_bytes >= sent * _LEAST_SHARE for one in host) for host in flows]
 
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 
 from aiacc.run import netcheck
-from bench.bed import BedError, launch, program
+from bench.bed import BedError, launch
 from bench.bed.bed import Bed, Flow, bed_for
-from bench.bed.plan import Spec
+from bench.bed.plan import DATA_BYTES, FIRST_MINOR, SLOW_MINOR, Spec
 from bench.job import run_on
 from bench.network.faults.plan import choose
 from bench.network.faults.row import one
@@ -62,8 +62,8 @@ def test_every_flow_has_a_class_of_its_own_and_one_of_host_0_is_slow(name):
         assert len(bed.flows(1)) == 40
         bed.reset()
         assert bed.flows(0) == []
-        flows = _send(bed, connections=3, each_bytes=2 * program.DATA_BYTES)
-        slow = [flow.minor == program.SLOW_MINOR for flow in flows]
+        flows = _send(bed, connections=3, each_bytes=2 * DATA_BYTES)
+        slow = [flow.minor == SLOW_MINOR for flow in flows]
         assert slow.count(True) == 1
         with pytest.raises(BedError, match="has a bridge"):  # which has no path to change
             bed.set_path(loss=1)
@@ -73,15 +73,14 @@ def test_a_run_ends_with_an_error_if_some_flow_had_no_class(name, monkeypatch):
     monkeypatch.setattr("bench.bed.bed.CLASSES", 10)
     with pytest.raises(BedError, match="expected at most 10"), bed_for(Spec(name, hosts=2)) as bed:
         flows = _send(bed, connections=12, each_bytes=1)
-    first = program.FIRST_MINOR
-    assert sorted(flow.minor for flow in flows) == [*range(first, first + 10)]
+    assert sorted(flow.minor for flow in flows) == [*range(FIRST_MINOR, FIRST_MINOR + 12)]
 
 
 def test_netcheck_finds_the_lanes_that_fill_the_caps(name, tmp_path):
     command = ["aiaccrun", "--netcheck", "node0,node1"]
     with bed_for(Spec(name, hosts=2, flow_mbit=500, nic_mbit=2000)) as bed:
         assert launch.run(bed, "none", 1, command, timeout_s=LIMIT_S, output_folder=tmp_path) == 0
-        heavy = [flow for flow in bed.flows(0) if flow.sent_bytes > program.DATA_BYTES]
+        heavy = [flow for flow in bed.flows(0) if flow.sent_bytes > DATA_BYTES]
     said = (tmp_path / "rank.0" / "stdout").read_text()
     assert said.count("Mbit/s") == 5
     # 1 and 2 flows leave interfaces idle. A busy machine may make 8 look better than 4.

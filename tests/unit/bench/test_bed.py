@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.bed import launch, plan, program
+from bench.bed import launch, plan
 from bench.bed.plan import Spec
 from bench.network.allreduce import Way
 from bench.network.faults.plan import (
@@ -45,7 +45,7 @@ def test_a_bed_that_cannot_be_is_refused(spec, problem):
 
 def test_flows_that_are_slow_uncapped_or_have_another_congestion_control():
     slow = plan.shaping(Spec(flow_mbit=200, slow=0.25))
-    assert any(f":{program.SLOW_MINOR:x} " in line and "ceil 50000000" in line for line in slow)
+    assert any(f":{plan.SLOW_MINOR:x} " in line and "ceil 50000000" in line for line in slow)
     uncapped = plan.shaping(Spec(flow_mbit=0, nic_mbit=1000))
     assert len(uncapped) == 3
     assert "default f0" in uncapped[0]
