@@ -14,7 +14,9 @@ TIMM := timm==1.0.31
 TORCHDATA := torchdata==0.11.0
 
 # What bench/ compares with; Horovod and UCC are built elsewhere, see bench/README.md.
-PEERS := mpi4py==4.1.2 pytorch_optimizer==4.1.0
+PEERS := mpi4py==4.1.2 aiohttp==3.14.5 diskcache==5.6.3 webdataset==1.0.2
+# Without what it depends on: that is another torch.
+SOAP := pytorch_optimizer==4.1.0
 # In a place of its own, for it brings an mpirun.
 ONECCL := oneccl==2022.1.2 oneccl-devel==2022.1.2 impi-rt==2021.18.1
 
@@ -203,7 +205,8 @@ $(STAMPS)/package: $(STAMPS)/tools pyproject.toml setup.py
 
 $(STAMPS)/peers: $(STAMPS)/package
 	.ci/apt_install nftables openmpi-bin
-	$(BIN)/python -m pip install -q --no-deps $(PEERS)
+	$(BIN)/python -m pip install -q $(PEERS)
+	$(BIN)/python -m pip install -q --no-deps $(SOAP)
 	$(PYTHON) -m venv build/peers/oneccl
 	build/peers/oneccl/bin/python -m pip install -q $(ONECCL)
 	@touch $@

@@ -14,12 +14,11 @@ PACKAGES = ("aiacc-distributed", "torch", "numpy", "mpich")
 
 
 def describe() -> dict[str, Any]:
-    """CPU, usable cores, memory and kernel of this machine."""
+    """CPU, usable cores, memory and system of this machine."""
     return {
         "cpu": field("/proc/cpuinfo", "model name") or platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_kib": int((field("/proc/meminfo", "MemTotal") or "0 kB").split()[0]),
-        "kernel": platform.release(),
         "system": platform.platform(),
     }
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from bench import job, turns
+from bench import turns
 from bench.collectives import peers
 from bench.record import Run
 from bench.tables import contest
@@ -21,18 +20,14 @@ _WORKS = {
     "process_set": "all-reduce of 4 MB in a process set of two",
 }
 _RANKS = {"process_set": 3}
-LAUNCHERS = "gradients:launchers"
 #: A work, how ranks talk, and more ranks than two if there are.
 CELLS = (
     *(f"{work}:{way}" for work in _WORKS for way in peers.WHERE),
-    LAUNCHERS,
     *(f"{work}:shm:{ranks}" for ranks in (4, 8) for work in ("gradients", "small")),
 )
 OURS = ("aiacc",)
 TITLES = {
     "aiacc": "aiacc",
-    "aiacc_torchrun": "aiacc, by torchrun",
-    "aiacc_mpirun": "aiacc, by mpirun",
     "gloo_each_1": "torch gloo, one by one",
     "gloo_each_4": "torch gloo, one by one, 4 contexts",
     "gloo_coalesced_1": "torch gloo, coalesced call",
@@ -43,8 +38,7 @@ TITLES = {
     "gloo_buckets_4": "torch gloo, 25 MiB buckets by hand, 4 contexts",
     **peers.HOROVOD,
 }
-PEERS = tuple(key for key in TITLES if not key.startswith("aiacc"))
-_BY_LAUNCHER = {"aiacc": "aiaccrun", "aiacc_torchrun": "torchrun", "aiacc_mpirun": "mpirun"}
+PEERS = tuple(key for key in TITLES if key not in OURS)
 _JOBS = 3
 _RANKS_OF = "bench.collectives.work:"
 
@@ -54,17 +48,10 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     work, way, *more = cell.split(":")
     ranks = int(more[0]) if more else _RANKS.get(work, 2)
     task = {"work": work, "ranks": ranks, "rounds": rounds or (10 if ranks < 4 else 5)}
-    if cell == LAUNCHERS:
-        starts = [
-            partial(job.run, f"{_RANKS_OF}calls", {**task, "alone": key}, launcher=launcher)
-            for key, launcher in _BY_LAUNCHER.items()
-        ]
-        found = {"unit": "s", **turns.gathered(turns.alternate(starts, _JOBS))}
-    else:
-        horovod = f"{_RANKS_OF}horovod" if work == "gradients" and ranks == 2 else ""
-        clock = turns.of_callers if work == "submit" else turns.seconds
-        found = peers.measured(f"{_RANKS_OF}calls", task, way, _JOBS, horovod, clock)
-    where = f"{peers.WHERE.get(way, 'shared memory')}{f', {ranks} ranks' if ranks != 2 else ''}"
+    horovod = f"{_RANKS_OF}horovod" if work == "gradients" and ranks == 2 else ""
+    clock = turns.of_callers if work == "submit" else turns.seconds
+    found = peers.measured(f"{_RANKS_OF}calls", task, way, _JOBS, horovod, clock)
+    where = f"{peers.WHERE[way]}{f', {ranks} ranks' if ranks != 2 else ''}"
     return {"title": f"{_WORKS[work]}; {where}", **found}
 
 

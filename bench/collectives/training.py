@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,31 +42,25 @@ class Ready(torch.autograd.Function):
         return upstream, ctx.gradient.detach(), None, None  # type: ignore[attr-defined]
 
 
+def _at_once() -> None:
+    """No pause."""
+
+
 class FreeModel(torch.nn.Module):
     """Parameters of ``gradients``' shapes, whose gradients are ``gradients``, last one first."""
 
-    def __init__(
-        self, gradients: Tensors, pause: Callable[[int], None] = lambda index: None
-    ) -> None:
-        """Keep the gradients; the parameters are new and zero.
-
-        Args:
-            gradients: What the backward pass hands over.
-            pause: Called with the index of every gradient before it is handed over.
-        """
+    def __init__(self, gradients: Tensors) -> None:
+        """Keep the gradients, which the backward pass hands over; the parameters are zero."""
         super().__init__()
         self.gradients = gradients
-        self.pause = pause
         for name, gradient in zip(gradients.names, gradients.tensors, strict=True):
             parameter = torch.nn.Parameter(torch.zeros_like(gradient))
             self.register_parameter(name.replace(".", "_"), parameter)
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         """Chain the parameters; the result equals ``value``."""
-        pairs = zip(self.parameters(), self.gradients.tensors, strict=True)
-        for index, (parameter, gradient) in enumerate(pairs):
-            pause = functools.partial(self.pause, index)
-            value = Ready.apply(value, parameter, gradient, pause)  # type: ignore[no-untyped-call]
+        for parameter, gradient in zip(self.parameters(), self.gradients.tensors, strict=True):
+            value = Ready.apply(value, parameter, gradient, _at_once)  # type: ignore[no-untyped-call]
         return value
 
 

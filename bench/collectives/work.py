@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,14 +23,11 @@ Seen = dict[str, dict[str, list[float]]]
 
 
 def calls(task: Mapping[str, Any]) -> Seen:
-    """Aiacc and gloo in turn, or aiacc "alone" by that name."""
+    """Aiacc and gloo in turn."""
     import aiacc.torch as hvd
 
     with beside_aiacc(task) as gloo:
-        contenders = _WORKS[task["work"]](gloo, hvd)
-        if "alone" in task:
-            contenders = [replace(contenders[0], name=task["alone"])]
-        return take_turns(contenders, task["rounds"], gloo.align)
+        return take_turns(_WORKS[task["work"]](gloo, hvd), task["rounds"], gloo.align)
 
 
 def horovod(task: Mapping[str, Any]) -> Seen:

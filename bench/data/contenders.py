@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import aiacc.array as hvd
 from aiacc.data import CachedDataset, Topology
-from bench.data.images import Images, decoded, label_of
+from bench.data.images import SIDE, Images, decoded, label_of
 from bench.data.origin import Throttle
 
 BATCH, WORKERS, REQUESTS, AHEAD = 16, 1, 16, 48
@@ -40,8 +40,7 @@ class Place:
     @property
     def half(self) -> int:
         """Bytes of memory of a node for about half of the images, decoded."""
-        side = 256 if self.images.kind == "textures" else 128
-        return int(self.images.count * 3 * side * side * 0.62)
+        return int(self.images.count * 3 * SIDE * SIDE * 0.62)
 
 
 def _loaded(dataset: Any, sampler: Any) -> Begin:
@@ -76,7 +75,7 @@ def _aiacc(
         None if disk is None else (place.disk, disk),
         shard=shard,
         requests=requests,
-        fingerprint=place.images.kind,
+        fingerprint="textures",
     )
     begin = _loaded(cached, cached.sampler(seed=1, ahead=ahead, topology=place.topology))
     begin.cached = cached  # type: ignore[attr-defined]
@@ -121,7 +120,7 @@ class _Through:
                 self._protocol, target_protocol="http", cache_storage=self._folder
             )
         with self._filesystem.open(f"{self._images.url}/{index}.jpg") as file:
-            return decoded(file.read()), label_of(self._images.kind, index)
+            return decoded(file.read()), label_of(index)
 
 
 class _DiskCache:
@@ -144,7 +143,7 @@ class _DiskCache:
         if data is None:
             data = self._images.read(index)
             self._cache.set(index, data)
-        return decoded(data), label_of(self._images.kind, index)
+        return decoded(data), label_of(index)
 
 
 def _half(place: Place, shard: str = "replicas") -> Begin:
@@ -174,7 +173,7 @@ def read(task: dict[str, Any]) -> dict[str, Any]:
     node, local_rank = divmod(hvd.rank(), local_size)
     topology = Topology((local_size,) * task["nodes"], node, local_rank)
     throttle = Throttle(*task["throttle"])
-    images = Images(task["kind"], task["count"], task["url"], Path(task["origin"]), throttle)
+    images = Images(task["count"], task["url"], Path(task["origin"]), throttle)
     disk, memory = (Path(task[name]) / str(node) for name in ("disk", "memory"))
     for folder in (disk, memory):
         folder.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,6 @@ TITLES = {
 class _Cell:
     title: str
     contenders: tuple[str, ...]
-    kind: str = "textures"
     origin: str = "http"
     bytes_per_s: float = 50e6
     latency_s: float = 0.02
@@ -53,7 +52,6 @@ class _Cell:
 
 _CELLS = {
     "http": _Cell("images, HTTP", tuple(TITLES)),
-    "digits": _Cell("digits, HTTP", ("bare", "diskcache", "aiacc"), kind="digits"),
     "folder": _Cell("images, folder", ("bare", "aiacc"), origin="folder"),
     "slow": _Cell(
         "images, HTTP, 5 MB/s and 200 ms",
@@ -76,7 +74,7 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     one = _CELLS[cell]
     with tempfile.TemporaryDirectory(prefix="bench-data-") as folder:
         origin = Path(folder) / "images"
-        size = images.make(one.kind, COUNT, origin)
+        size = images.make(COUNT, origin)
         jobs = by_name(one.contenders, rounds or _ROUNDS, lambda name: _job(name, one, origin))
     found = [found for of_name in jobs.values() for found in of_name]
     for what in ("images", "sums"):
@@ -113,7 +111,7 @@ def _job(contender: str, cell: _Cell, origin: Path) -> dict[str, Any]:
         throttle = Throttle(Path(place) / "throttle", cell.bytes_per_s, cell.latency_s)
         with serve(origin, throttle) as url:
             task = {
-                **{"contender": contender, "kind": cell.kind, "count": COUNT, "epochs": EPOCHS},
+                **{"contender": contender, "count": COUNT, "epochs": EPOCHS},
                 **{"nodes": NODES, "origin": str(origin), "shards": url},
                 "url": url if cell.origin == "http" else None,
                 "throttle": [throttle.path, cell.bytes_per_s, cell.latency_s],

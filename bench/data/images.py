@@ -1,6 +1,5 @@
-"""What lies in the origin: generated JPEG images, and handwritten digits scaled up."""
+"""What lies in the origin: generated JPEG images."""
 
-import functools
 import io
 import os
 import tarfile
@@ -12,16 +11,15 @@ import fsspec  # type: ignore[import-untyped]
 import numpy as np
 import torch
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from bench.data.origin import Throttle
 
 #: Images in a shard, for those who read shards.
 _SHARD = 32
-_SIDE = {"textures": 256, "digits": 128}
+SIDE = 256
 
 
-def make(kind: str, count: int, folder: Path) -> int:
+def make(count: int, folder: Path) -> int:
     """Write ``count`` images as files, and as shards; returns the bytes of the files."""
     (folder / "wds").mkdir(parents=True)
     total = 0
@@ -29,19 +27,19 @@ def make(kind: str, count: int, folder: Path) -> int:
         with tarfile.open(folder / "wds" / f"{begin}.tar", "w") as tar:
             for index in range(begin, min(begin + _SHARD, count)):
                 file = folder / f"{index}.jpg"
-                _picture(kind, index).save(file, "JPEG", quality=90)
+                _picture(index).save(file, "JPEG", quality=90)
                 total += file.stat().st_size
                 tar.add(file, file.name)
-                label = str(label_of(kind, index)).encode()
+                label = str(label_of(index)).encode()
                 entry = tarfile.TarInfo(f"{index}.cls")
                 entry.size = len(label)
                 tar.addfile(entry, io.BytesIO(label))
     return total
 
 
-def label_of(kind: str, index: int) -> int:
+def label_of(index: int) -> int:
     """The class of an image."""
-    return index % 10 if kind == "textures" else int(_digits().target[index])
+    return index % 10
 
 
 def decoded(data: bytes) -> torch.Tensor:
@@ -54,7 +52,6 @@ def decoded(data: bytes) -> torch.Tensor:
 class Images:
     """The dataset that the contenders wrap: one object of the origin for each sample."""
 
-    kind: str
     count: int
     #: In place of the folder.
     url: str | None
@@ -66,7 +63,7 @@ class Images:
         return self.count
 
     def __getitem__(self, index: int) -> Any:
-        return decoded(self.read(index)), label_of(self.kind, index)
+        return decoded(self.read(index)), label_of(index)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_open": {}}
@@ -86,18 +83,9 @@ class Images:
         return self._open[os.getpid()]
 
 
-def _picture(kind: str, index: int) -> Image.Image:
-    side = _SIDE[kind]
-    if kind == "digits":
-        pixels = (_digits().images[index] * 15.9).astype(np.uint8)
-        return Image.fromarray(pixels).resize((side, side), Image.Resampling.BICUBIC)
+def _picture(index: int) -> Image.Image:
     chance = np.random.default_rng(index)
     coarse = chance.integers(0, 256, (32, 32, 3), np.uint8)
-    scaled = Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC)
-    noise = chance.normal(0, 12, (side, side, 3))
+    scaled = Image.fromarray(coarse).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+    noise = chance.normal(0, 12, (SIDE, SIDE, 3))
     return Image.fromarray(np.clip(np.asarray(scaled) + noise, 0, 255).astype(np.uint8))
-
-
-@functools.cache
-def _digits() -> Any:
-    return load_digits()

@@ -3,8 +3,7 @@
 * ``lanes``: 1 to 8, over NCCL's sockets and staged;
 * ``units_nccl``: the size of a unit, over NCCL's sockets, by lanes;
 * ``units_staged``: units straight through the ranks' slots, and through buffers, as inputs that are
-  looked at go: with one more pass of reading;
-* ``coded``: in groups, by compression; staged over `tcp`, for ranks that share memory code nothing.
+  looked at go: with one more pass of reading.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-import torch
-
 import aiacc.torch as hvd
 from bench.collectives.tensors import Tensors
 from bench.collectives.work import one_by_one
@@ -22,12 +19,10 @@ from bench.gpu import ranks
 from bench.record import Run
 from bench.shapes import resnet50
 from bench.tables import matrix
-from bench.turns import Contender, Spans, by_name
+from bench.turns import Spans, by_name
 
 _LANES = ("1", "2", "3", "4", "6", "8")
-_COMPRESSIONS = ("none", "bf16", "int8", "mstopk")
-#: Of each cell the values of variables; a contender has one of each, and a job of its own, but the
-#: compressions, which take turns in one job.
+#: Of each cell the values of variables; a contender has one of each, and a job of its own.
 _GRIDS: dict[str, dict[str, tuple[str, ...]]] = {
     "lanes_nccl": {"AIACC_GPU_ENGINE": ("nccl",), "AIACC_GPU_LANES": _LANES},
     "lanes_staged": {"AIACC_GPU_ENGINE": ("staged",), "AIACC_LANES": _LANES},
@@ -41,12 +36,8 @@ _GRIDS: dict[str, dict[str, tuple[str, ...]]] = {
         "AIACC_CHECK_FINITE": ("off", "warn"),
         "AIACC_UNIT_BYTES": ("256KiB", "1MiB", "4MiB"),
     },
-    "coded_nccl": {"AIACC_GPU_ENGINE": ("nccl",)},
-    "coded_staged": {"AIACC_GPU_ENGINE": ("staged",), "AIACC_ENGINE": ("tcp",)},
 }
 CELLS = tuple(_GRIDS)
-#: Tensors of a group: 97.5 MiB in five.
-_GROUP = 33
 _JOBS = 2
 
 
@@ -62,12 +53,7 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
         found = ranks.run("bench.gpu.allreduce:plain", 2, rounds, settings[name])
         return list(found["sum"][0])
 
-    if cell.startswith("coded"):
-        (only,) = settings.values()
-        samples = ranks.run("bench.gpu.allreduce:coded", 2, rounds, only)
-    else:
-        samples = by_name(settings, _JOBS, one)
-    return ranks.kept(cell.replace("_", ", "), samples)
+    return ranks.kept(cell.replace("_", ", "), by_name(settings, _JOBS, one))
 
 
 def plain(task: dict[str, Any]) -> dict[str, Spans]:
@@ -75,29 +61,6 @@ def plain(task: dict[str, Any]) -> dict[str, Spans]:
     ranks.begin()
     data = Tensors(resnet50()[::-1], hvd.rank(), hvd.size(), device="cuda")
     found = ranks.in_turn([one_by_one(hvd, data, "sum")], task["rounds"])
-    hvd.shutdown()
-    return found
-
-
-def coded(task: dict[str, Any]) -> dict[str, Spans]:
-    """One rank: gradients in groups, which differ, so that some are the largest."""
-    ranks.begin()
-    tensors = [torch.randn(shape, device="cuda") for _, shape in resnet50()[::-1]]
-    groups = [tensors[at : at + _GROUP] for at in range(0, len(tensors), _GROUP)]
-    submit: Any = hvd.grouped_allreduce_async
-
-    def contender(name: str) -> Contender:
-        def run() -> None:
-            handles = [
-                submit(group, name=f"{name}.{number}", compression=name)
-                for number, group in enumerate(groups)
-            ]
-            for handle in handles:
-                hvd.synchronize(handle)
-
-        return Contender(name, run)
-
-    found = ranks.in_turn([contender(name) for name in _COMPRESSIONS], task["rounds"])
     hvd.shutdown()
     return found
 

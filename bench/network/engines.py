@@ -28,14 +28,6 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
 
 
 def tables(runs: Sequence[Run]) -> str:
-    """A line for each number of ranks; then what half the bytes are worth."""
-    whole, half = "hierarchical:4", "hierarchical:4::bf16"
+    """A line for each number of ranks."""
     rates = [[run["cell"], *(rate(run, key) for key in TITLES)] for run in runs]
-    times = [
-        [run["cell"], *(markdown.spread(run, key) for key in (whole, half)),
-         f"{markdown.ratio(run, whole, half):.2f}x"]
-        for run in runs if half in run["samples"]
-    ]  # fmt: skip
-    first = markdown.table(["ranks of a host", *TITLES.values()], rates)
-    head = ["ranks of a host", TITLES[whole], TITLES[half], "faster"]
-    return f"{first}\n\n{markdown.table(head, times)}"
+    return markdown.table(["ranks of a host", *TITLES.values()], rates)

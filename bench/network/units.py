@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -16,6 +16,7 @@ from bench.bed.plan import Spec
 from bench.job import run_on
 from bench.network.workloads import workload
 from bench.record import Run
+from bench.turns import Contender, gathered, take_turns
 
 #: Mbit/s of a host, milliseconds that a packet takes longer, and probability that it is lost.
 CELLS = (
@@ -25,7 +26,6 @@ CELLS = (
 )
 _MIB = (1, 2, 4, 8, 16)
 _ROUNDS = 5
-_TIMEOUT_S = 900.0
 
 
 def measure(cell: str, rounds: int | None) -> dict[str, Any]:
@@ -34,42 +34,38 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     spec = Spec("units", flow_mbit=0, nic_mbit=mbit, delay_ms=delay_ms, loss=loss)
     with bed_for(spec) as bed:
         task = {"rounds": rounds or _ROUNDS}
-        found = run_on(bed, "bench.network.units:run", task, timeout_s=_TIMEOUT_S)[0]
+        ranks = run_on(bed, "bench.network.units:run", task, timeout_s=900.0)
     title = f"{mbit:g} Mbit/s, {delay_ms:g} ms" + (f", {loss:g} lost" if loss else "")
-    return {"title": title, "unit": "s", **found, "bed": asdict(spec)}
+    found = gathered([[rank["spans"] for rank in ranks]])
+    chosen = ranks[0]["chosen_bytes"]
+    return {"title": title, "unit": "s", **found, "chosen_bytes": chosen, "bed": asdict(spec)}
 
 
 def run(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Be a rank: all sizes in turn; seconds by size, and that which the library chose."""
+    """Be a rank: all sizes in turn; spans by size, and the size that the library chose."""
     import aiacc.array as hvd
     from aiacc import _core
 
-    def settle() -> None:
-        """Let what was proposed take effect: a round brings it to all ranks."""
-        hvd.barrier()
+    def reduce_all() -> None:
+        named = enumerate(arrays)
+        handles = [hvd.allreduce_async_(array, name=str(index)) for index, array in named]
+        for handle in handles:
+            hvd.synchronize(handle)
+
+    def propose(mib: int) -> None:
+        """Rank 0's proposal takes effect with a round, which brings it to all ranks."""
+        if hvd.rank() == 0:
+            _core.propose_parameters(mib << 20, _core.lanes())
         hvd.barrier()
 
     hvd.init()
     arrays = [np.ones(prod(shape[-1]), np.float32) for shape in workload("resnet50").shapes]
-    seconds: dict[int, list[float]] = {mib: [] for mib in _MIB}
-    settle()
+    hvd.barrier()
     chosen = int(_core.stats()["unit_bytes"])
-    for number in range(task["rounds"] + 1):  # the first one warms up
-        for mib in _MIB[:: 1 if number % 2 == 0 else -1]:
-            if hvd.rank() == 0:
-                _core.propose_parameters(mib << 20, _core.lanes())
-            settle()
-            began = time.perf_counter()
-            handles = [
-                hvd.allreduce_async_(array, name=str(index)) for index, array in enumerate(arrays)
-            ]
-            for handle in handles:
-                hvd.synchronize(handle)
-            if number > 0:
-                seconds[mib].append(time.perf_counter() - began)
+    sizes = [Contender(str(mib), reduce_all, partial(propose, mib)) for mib in _MIB]
+    spans = take_turns(sizes, task["rounds"], hvd.barrier, warm_up=1)
     hvd.shutdown()
-    samples = {str(mib): [values] for mib, values in seconds.items()}
-    return {"samples": samples, "chosen_bytes": chosen}
+    return {"spans": spans, "chosen_bytes": chosen}
 
 
 def tables(runs: Sequence[Run]) -> str:
