@@ -222,7 +222,7 @@ def _carrier_of(dtype: np.dtype[Any], what: str, moved: bool) -> tuple[int, tupl
     if dtype.name in DTYPE_CODES and dtype.isnative:
         return DTYPE_CODES[dtype.name], ()
     if moved and dtype.isnative and not dtype.hasobject:
-        return carrier_of(dtype.name, dtype.itemsize)
+        return carrier_of(*_description_of(dtype))
     if dtype.hasobject:
         remedy = "use broadcast_object or allgather_object"
     elif dtype.kind == "c":
@@ -234,6 +234,22 @@ def _carrier_of(dtype: np.dtype[Any], what: str, moved: bool) -> tuple[int, tupl
         f"[array] {what}: array of dtype {dtype!s} (expected one of "
         f"{', '.join(DTYPE_CODES)}, in native byte order); {remedy}"
     )
+
+
+def _description_of(dtype: np.dtype[Any]) -> tuple[str, int, object]:
+    """What makes dtypes equal: name and size of an element, and fields or shape if it has some."""
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return "array", dtype.itemsize, (shape, _description_of(base))
+    if not issubclass(dtype.type, np.void):
+        return dtype.name, dtype.itemsize, None
+    if dtype.fields is None:
+        return "void", dtype.itemsize, None
+    # A field that has a title comes twice, by that too.
+    fields = [
+        (name, at, title, _description_of(of)) for name, (of, at, *title) in dtype.fields.items()
+    ]
+    return "void", dtype.itemsize, (dtype.names, fields)
 
 
 def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> bool:

@@ -7,8 +7,9 @@ both.
 Every front-end makes its submissions here. Arguments that all functions share:
 
 * ``name``: pairs this call with those of the other ranks; None or "" for an automatic one.
-* ``shape`` and ``dtype``: of this rank's tensor, the dtype as in `DTYPE_CODES`. For a group a tuple
-  of each, with an entry for every tensor; `start` then takes tuples of addresses.
+* ``shape`` and ``dtype``: of this rank's tensor, the dtype as in `DTYPE_CODES`, or as `carrier_of`
+  gives it. For a group a tuple of each, with an entry for every tensor; `start` then takes tuples
+  of addresses.
 * ``device``: -1 for host memory, else the ordinal of the CUDA device that all the memory is on.
 * ``process_set``: the ranks that take part.
 * ``verb``: begins the op name; unnamed calls are counted by it. None: the name of the function,
@@ -25,6 +26,7 @@ from typing import TypeAlias
 
 from aiacc import _core, arguments
 from aiacc._core import Submission as Submission
+from aiacc.collectives.dtypes import CODES, core_code, factor_of
 from aiacc.collectives.reduce_ops import Sum
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 
@@ -49,6 +51,9 @@ _KINDS = {
     "barrier": _core.BARRIER,
     "join": _core.JOIN,
 }
+
+#: Those that only move elements.
+_MOVES = ("allgather", "broadcast", "alltoall")
 
 
 def allreduce(
@@ -181,6 +186,12 @@ def _prepare(
         arguments.check({"name": name})
     number = set_id(process_set)
     try:
+        if (max(dtype, default=0) if isinstance(dtype, tuple) else dtype) >= CODES:
+            codes = dtype if isinstance(dtype, tuple) else (dtype,)
+            if kind in _MOVES:
+                prescale_factor = factor_of(codes)
+            own = tuple(map(core_code, codes))
+            dtype = own if codes is dtype else own[0]
         return _core.prepare(
             _KINDS[kind],
             verb,

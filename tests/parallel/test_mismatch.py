@@ -1,5 +1,6 @@
 """What ranks disagree on is named on every rank, and what is not finite where it comes from."""
 
+import itertools
 import threading
 
 import numpy as np
@@ -39,6 +40,33 @@ def _gather(tensor=ONES):
     return hvd.allgather(tensor, name="odd.one")
 
 
+_FIELDS = [("a", "i4"), ("b", "f4")]
+#: Dtypes of equal size, of which the core moves bytes; each against the next.
+_ALIKE = [
+    *("M8[D]", "M8[s]", "m8[D]", "V8", "U2", "S8", _FIELDS, _FIELDS[::-1]),
+    *(
+        [("a", "i4"), ("c", "f4")],
+        [("a", "i4", (2,))],
+        [("a", "i4", (2, 1))],
+        [("a", [("b", "i8")])],
+    ),
+    {"names": ["a"], "formats": ["i4"], "itemsize": 8},
+    {"names": ["a"], "formats": ["i4"], "offsets": [4], "itemsize": 8},
+]
+
+
+def _moves_of(one, other):
+    """Calls that move elements of one dtype on the last rank and of the other one elsewhere."""
+    first, last = np.zeros(12, other), np.zeros(12, one)
+    for move in (
+        lambda array: hvd.allgather(array, name="odd.one"),
+        lambda array: hvd.broadcast(array, 0, name="odd.one"),
+        lambda array: hvd.alltoall(array, name="odd.one"),
+        lambda array: hvd.grouped_allgather([ONES, array], name="odd.one"),
+    ):
+        yield lambda odd, move=move: move(last if odd else first)
+
+
 #: What differs, with what the message tells of it.
 DIFFERENCES = [
     (lambda odd: _reduce(ONES[: 5 if odd else 6]), ("5", "6")),
@@ -65,6 +93,10 @@ def test_disagreement_is_an_error_on_every_rank_and_not_fatal():
     for _ in range(2):
         for call, texts in DIFFERENCES:
             _disagree(call, *texts)
+        # Elements that look like others as soon as their dimensions count.
+        for pair in [*itertools.pairwise(_ALIKE), ("V8", "(8,1)u1"), ("c8", "(2,1)f4")]:
+            for call in _moves_of(*pair):
+                _disagree(call)
         # Names that were fine (and are cached) may go wrong later, and be fine again.
         for call in KINDS * 2:
             call()

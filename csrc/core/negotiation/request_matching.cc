@@ -63,7 +63,11 @@ const std::vector<Check>& checks() {
        [](const Request& r) { return std::to_string(r.root); },
        [](const Request& a, const Request& b) { return a.root == b.root; }},
       {"prescale_factor",
-       [](const Request& r) { return number_text(r.prescale); },
+       [](const Request& r) {
+         // Moves multiply nothing: see factor_of in aiacc/collectives/dtypes.py.
+         const bool moves = first_dimension_differs(r.kind) || r.kind == OpKind::kBroadcast;
+         return number_text(r.prescale) + (moves ? " (a digest of the dtype)" : "");
+       },
        [](const Request& a, const Request& b) { return same_factor(a.prescale, b.prescale); }},
       {"postscale_factor",
        [](const Request& r) { return number_text(r.postscale); },

@@ -265,9 +265,18 @@ def _disagree():
     assert hvd.synchronize(handle) is None
     with pytest.raises(hvd.HorovodInternalError, match="root"):
         hvd.broadcast_(torch.ones(2), int(rank == last), name="odd")
-    float8 = torch.ones(2).to(torch.float8_e5m2 if rank == last else torch.float8_e4m3fn)
-    with pytest.raises(aiacc.MismatchError, match=r"broadcast\.odd(?s:.*)shape"):
-        hvd.broadcast_(float8, 0, name="odd")
+    byte = torch.ones(2, dtype=torch.uint8)
+    for one, other in (
+        (torch.float8_e5m2, torch.float8_e4m3fn),
+        (torch.int4, torch.uint4),
+        (torch.bits16, torch.complex32),
+    ):
+        item = byte if one.itemsize == 1 else torch.ones(4, dtype=torch.uint8)
+        odd = item.view(one if rank == last else other)
+        with pytest.raises(aiacc.MismatchError, match=r"broadcast\.odd(?s:.*)rank"):
+            hvd.broadcast_(odd, 0, name="odd")
+        with pytest.raises(aiacc.MismatchError, match=r"grouped_allgather\.odd(?s:.*)rank"):
+            hvd.grouped_allgather([torch.ones(2), odd], name="odd")
     assert hvd.allreduce(torch.ones(2), name="odd", op=hvd.Sum).tolist() == [hvd.size()] * 2
 
 
