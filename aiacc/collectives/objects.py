@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import pickle
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from aiacc import _core, arguments
 from aiacc.collectives import submission
 from aiacc.collectives.dtypes import DTYPE_CODES
 from aiacc.collectives.handles import pending, synchronize
+from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Max, Sum
 from aiacc.process_sets import ProcessSet, global_process_set
 
@@ -46,17 +47,18 @@ def broadcast_object(
 
     Raises:
         TypeError: An argument of a wrong type.
-        ValueError: A wrong argument.
+        ValueError: A wrong argument; on every rank if the root cannot pickle ``obj``.
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
     arguments.check(locals())
     is_root = _core.rank() == root_rank
-    data = _pickled(obj) if is_root else np.empty(0, np.uint8)
-    size = np.array([data.size], np.int64)
+    sent = _pickled(obj, label_of("broadcast_object", name)) if is_root else _Sent()
+    size = np.array([sent.size], np.int64)
     _broadcast(size, root_rank, name and name + ".sz", process_set)
-    if not is_root:
-        data = np.empty(int(size[0]), np.uint8)
+    data = sent.data if is_root else np.empty(abs(int(size[0])), np.uint8)
     _broadcast(data, root_rank, name and name + ".t", process_set)
+    if size[0] < 0:
+        raise ValueError(str(data.data, "utf-8").rstrip()) from sent.error
     return obj if is_root else pickle.loads(data.data)
 
 
@@ -75,6 +77,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 
     Raises:
         TypeError: ``name`` is no string.
+        ValueError: On every rank if one cannot pickle its object.
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
     return gather_objects(obj, name, global_process_set)
@@ -99,8 +102,13 @@ def gather_objects(
         Copies of the objects in rank order; none on ranks that do not get them.
     """
     arguments.check({"name": name, "process_set": process_set})
-    data = _pickled(obj)
-    sizes = _allgather(np.array([data.size], np.int64), name and name + ".sz", process_set)
+    sent = _pickled(obj, label_of("allgather_object", name))
+    data = sent.data
+    sizes = _allgather(np.array([sent.size], np.int64), name and name + ".sz", process_set)
+    if sizes.min() < 0:  # their errors in the place of all objects
+        said = data if sent.size < 0 else np.empty(0, np.uint8)
+        texts = _allgather(said, name and name + ".t", process_set)
+        raise ValueError(str(texts.data, "utf-8").rstrip()) from sent.error
     if to is None:
         everyones = _allgather(data, name and name + ".t", process_set)
     else:
@@ -161,11 +169,32 @@ def _reduced(numbers: Sequence[float], op: int, name: str, process_set: ProcessS
     return result
 
 
-def _pickled(obj: Any) -> npt.NDArray[np.uint8]:
+class _Sent(NamedTuple):
+    """An object as bytes, or in UTF-8 why it has none, as a line."""
+
+    data: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+    error: Exception | None = None
+
+    @property
+    def size(self) -> int:
+        """What the ranks are told before the bytes come; below 0 of an error."""
+        return self.data.size if self.error is None else -self.data.size
+
+
+def _pickled(obj: Any, what: str) -> _Sent:
     pickler: Any = pickle
     if importlib.util.find_spec("cloudpickle") is not None:
         pickler = importlib.import_module("cloudpickle")  # also takes functions and classes
-    return np.frombuffer(bytearray(pickler.dumps(obj, pickle.HIGHEST_PROTOCOL)), np.uint8)
+    try:
+        data = pickler.dumps(obj, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # whatever the object raises: all ranks learn it
+        text = (
+            f"[objects] {what}: {type(obj).__name__} on rank {_core.rank()} that "
+            f"{pickler.__name__} does not take: {type(error).__name__}: {error!s:.1000} "
+            "(expected an object that can be pickled); send what it can be made of\n"
+        )
+        return _Sent(np.frombuffer(bytearray(text.encode(errors="replace")), np.uint8), error)
+    return _Sent(np.frombuffer(bytearray(data), np.uint8))
 
 
 def _broadcast(

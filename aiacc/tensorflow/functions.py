@@ -92,6 +92,7 @@ def broadcast_object(
         ``obj`` itself on the root, a copy of it elsewhere.
 
     Raises:
+        ValueError: On every rank if the root cannot pickle ``obj``.
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
     del session
@@ -134,6 +135,7 @@ def allgather_object(
         Copies of the objects in rank order.
 
     Raises:
+        ValueError: On every rank if one cannot pickle its object.
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
     del session

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
@@ -22,7 +23,9 @@ import numpy as np
 import pytest
 
 from aiacc.collectives.dtypes import DTYPE_CODES
+from aiacc.collectives.objects import gather_objects
 from aiacc.collectives.splits import scattered_rows
+from aiacc.process_sets import global_process_set
 
 DTYPES = [np.dtype(getattr(ml_dtypes, name, name)) for name in DTYPE_CODES]
 #: What is moved, and not added up.
@@ -374,6 +377,17 @@ def check_objects(hvd: ModuleType) -> None:
             assert hvd.broadcast_object(of_all[rank], root, name=name) == of_all[root]
     for value in (None, {"a": [1, "x"] * 5000}, b""):
         assert hvd.broadcast_object(value if rank == 0 else object(), name="o") == value
+    # What only the last one's pickles lack is told to all, and the next objects find each other.
+    odd = threading.Lock() if rank == size - 1 else "x"
+    for call in (
+        lambda name: hvd.allgather_object(odd, name=name),
+        lambda name: hvd.broadcast_object(odd, size - 1, name=name),
+        lambda name: gather_objects(odd, name or "to", global_process_set, 0),
+    ):
+        for name in (None, "object"):
+            with pytest.raises(ValueError, match=rf"lock on rank {size - 1} that.*cannot pickle"):
+                call(name)
+    assert hvd.allgather_object(rank, name="object") == list(range(size))
 
 
 def check_join(front: Frontend) -> None:
