@@ -28,9 +28,11 @@ _UNSAID = {
     *("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__annotate__"),
     *("__annotate_func__", "__annotations_cache__", "__conditional_annotations__"),
     *("__firstlineno__", "__static_attributes__", "__slotnames__", "_abc_impl"),
-    *("__orig_bases__", "__parameters__", "__type_params__"),
+    *("__orig_bases__", "__parameters__", "__type_params__", "__warningregistry__"),
     *("__builtins__", "__cached__", "__file__", "__loader__", "__path__", "__spec__"),
 }
+#: What `functools.singledispatch` has found for classes that it was called with.
+_OF_DISPATCH = ("_clear_cache", "cache_token", "dispatch_cache")
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 #: Flags of classes: whether they are made when a program runs, and cannot be changed. Those that
 #: are not, or cannot, are written in C.
@@ -128,8 +130,12 @@ def function_parts(function: types.FunctionType) -> Parts:
     yield Of(function.__defaults__, ".__defaults__")
     yield Of(function.__kwdefaults__, ".__kwdefaults__")
     yield from _annotations_of(function)
-    yield Of(vars(function), "")
+    found_out = _OF_DISPATCH if function.__globals__ is vars(functools) else ()
+    attributes = vars(function).items()
+    yield Of({name: one for name, one in attributes if name not in found_out}, "")
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if name in found_out:
+            continue
         try:
             content = cell.cell_contents
         except ValueError:  # not bound yet

@@ -384,6 +384,22 @@ def test_neither_positions_and_locks_nor_states_of_generators_and_loggers_say_an
     assert made[0] == made[1]
 
 
+def test_what_was_found_out_in_between_says_nothing(monkeypatch):
+    """By calls that change no result."""
+    module = types.ModuleType("helpers_of_test")
+    text = "import functools, warnings\n@functools.singledispatch\ndef f(x): warnings.warn('x')\n"
+    exec(f"{text}@f.register\ndef of_int(x: int): return 1", vars(module))
+    values = [module, module.f, functools.partial(module.f, 1)]
+    before = [fingerprint_of(Files(transform=value)) for value in values]
+    with pytest.warns(UserWarning, match="x"):
+        module.f("x")
+    assert module.f(True) == 1
+    assert "__warningregistry__" in vars(module)
+    assert before == [fingerprint_of(Files(transform=value)) for value in values]
+    module.f.register(str, len)
+    assert not set(before) & {fingerprint_of(Files(transform=value)) for value in values}
+
+
 CODE = [
     *("f = lambda im: im.resize((64, 64))", "f = lambda im: im in {64, 65}", "f = lambda im: 64j"),
     *("f = lambda im: im.resize(width64=1)", "def f(im, *, size=64): ..."),
