@@ -2,9 +2,9 @@
 
 A fingerprint is a hash of what a dataset is made of: its class, its length and its attributes, and
 of theirs what they are made of, down to the code of the user's functions and classes and to what
-that code names. It is the same in every process and every job as long as that is the same. What
-cannot be described is refused, never left out. It does not look into files: whoever changes these
-in place gives another ``version``.
+that code names. It is the same in every process and every job as long as that is the same, and as
+relative paths lead to the same files. What cannot be described is refused, never left out. It does
+not look into files: whoever changes these in place gives another ``version``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
-from aiacc.data.described.objects import Members, name_of, parts_of, text_of
+from aiacc.data.described.objects import Members, Texts, name_of, parts_of, text_of
+from aiacc.data.described.places import Places
 from aiacc.data.described.program import Of, Part, Parts
 
 #: Format of records, and what fingerprints are made of. Others' records are never read.
@@ -27,10 +28,9 @@ def fingerprint_of(dataset: Any, version: str = "") -> str:
     Raises:
         ValueError: Something in it cannot be described; the text says where it is.
     """
-    if not isinstance(version, str):
-        raise ValueError(f"version={version!r} (expected a string)")
+    _check_version(version)
     try:
-        return _digest((FORMAT, version, _digest_of(dataset, "dataset", ()))).hex()
+        return _digest((FORMAT, version, _digest_of(dataset, "dataset", (), Places()))).hex()
     except _RefusedError as refused:
         where, kind, why = refused.args
         raise ValueError(
@@ -42,7 +42,13 @@ def fingerprint_of(dataset: Any, version: str = "") -> str:
 
 def named(fingerprint: str, version: str = "") -> str:
     """The same for a fingerprint that the user chose."""
-    return fingerprint_of(fingerprint, version)
+    _check_version(version)
+    return _digest((FORMAT, version, _digest(("str", fingerprint)))).hex()
+
+
+def _check_version(version: Any) -> None:
+    if not isinstance(version, str):
+        raise ValueError(f"version={version!r} (expected a string)")
 
 
 def key_of(fingerprint: str, name: int | str | bytes) -> bytes:
@@ -79,7 +85,7 @@ def _digest(parts: Iterable[Part]) -> bytes:
     return found.value()
 
 
-def _digest_of(top: Any, where: str, around: tuple[int, ...]) -> bytes:
+def _digest_of(top: Any, where: str, around: tuple[int, ...], places: Places) -> bytes:
     """The digest of what an object is made of, however deep that goes.
 
     Every object is described once. One that contains itself has a number, by which it is meant
@@ -89,6 +95,7 @@ def _digest_of(top: Any, where: str, around: tuple[int, ...]) -> bytes:
         top: The object.
         where: What it is called in errors.
         around: By their id, the sets that it is a member of.
+        places: Where relative paths lead to.
     """
     known: dict[int, tuple[Any, bytes | None]] = {}
     numbers: dict[int, int] = {}
@@ -100,7 +107,9 @@ def _digest_of(top: Any, where: str, around: tuple[int, ...]) -> bytes:
         try:
             part = next(parts, None)
             if isinstance(part, Members):
-                part = _digest(sorted(_digests_of_members(value, part.items, around)))
+                part = _digest(sorted(_digests_of_members(value, part.items, around, places)))
+            elif isinstance(part, Texts):
+                part = places.of(part.items)
         except _RefusedError as refused:
             where, kind, why = refused.args
             raise _RefusedError("".join(path) + where, kind, why) from refused
@@ -120,6 +129,8 @@ def _digest_of(top: Any, where: str, around: tuple[int, ...]) -> bytes:
         elif (text := text_of(part.value)) is not None:
             digest.add(text[0])
             digest.add(text[1])
+            if place := places.of([part.value]):
+                digest.add(place)
         elif id(part.value) not in known:
             known[id(part.value)] = part.value, None
             digest.add("object")
@@ -132,8 +143,10 @@ def _digest_of(top: Any, where: str, around: tuple[int, ...]) -> bytes:
     return whole.value()
 
 
-def _digests_of_members(value: Any, items: Iterable[Any], around: tuple[int, ...]) -> list[bytes]:
+def _digests_of_members(
+    value: Any, items: Iterable[Any], around: tuple[int, ...], places: Places
+) -> list[bytes]:
     """Each by itself, for their order is another one in each process."""
     if id(value) in around:
         raise ValueError("its members refer to it")
-    return [_digest_of(item, " member", (*around, id(value))) for item in items]
+    return [_digest_of(item, " member", (*around, id(value)), places) for item in items]

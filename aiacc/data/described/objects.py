@@ -83,6 +83,13 @@ class Members:
     items: Collection[Any]
 
 
+@dataclass(frozen=True)
+class Texts:
+    """What is said otherwise, but for what relative paths among it lead to."""
+
+    items: Iterable[Any]
+
+
 def name_of(kind: type) -> str:
     """Of a class, with its module."""
     return f"{kind.__module__}.{kind.__qualname__}"
@@ -135,7 +142,10 @@ def _plain_parts(value: Any) -> Parts | None:
         return _dict_parts(value)
     if kind in _ROWS:
         if _is_plain(value):  # millions of names and labels
-            return iter([str(len(value)), repr(list(value))])
+            flat = itertools.chain.from_iterable(
+                one if type(one) in _ROWS else (one,) for one in value
+            )
+            return iter([str(len(value)), repr(list(value)), Texts(flat)])
         return _row_parts(value)
     if isinstance(value, enum.Enum):
         return _with_attributes(value, Of(value._value_, ".value"))
@@ -223,6 +233,8 @@ def _content_parts(array: Any) -> Parts:
         yield Of(array.tolist(), ".tolist()")
     else:
         yield hashlib.blake2b(_octets(array)).digest()
+    if array.dtype.kind in "SU":
+        yield Texts(array.reshape(-1).tolist())
 
 
 def _octets(array: Any) -> Any:
@@ -249,8 +261,14 @@ def _tensor_parts(value: Any) -> Parts | None:
     if not isinstance(value, torch.Tensor):
         return None
     if value.is_quantized:
-        numbers = Of((value.int_repr(), value.dequantize()), ".int_repr()")
-        return _with_attributes(value, str(value.dtype), numbers)
+        of_channels = value.qscheme() in (
+            torch.per_channel_affine,
+            torch.per_channel_affine_float_qparams,
+        )
+        scales = ("q_per_channel_scales", "q_per_channel_zero_points", "q_per_channel_axis")
+        said = scales if of_channels else ("q_scale", "q_zero_point")
+        numbers = [getattr(value, name)() for name in ("int_repr", *said)]
+        return _with_attributes(value, str(value.dtype), Of(numbers, ".int_repr()"))
     is_dense = value.layout == torch.strided and not value.is_nested
     return _dense_parts(value, torch) if is_dense else _pickled_parts(value)
 
@@ -373,7 +391,7 @@ def _object_parts(value: Any) -> Parts:
     if name_of(kind) in _WITHOUT_DATA or name_of(kind).startswith(_WITH_STATES_OF_THEIR_OWN):
         return
     if isinstance(value, os.PathLike):
-        yield os.fsdecode(os.fspath(value))
+        yield Of(os.fspath(value), ".__fspath__()")
     try:
         yield str(len(value))
     except Exception:  # no length, or none that it wants to tell
@@ -433,7 +451,7 @@ def _has_hidden_state(kind: type) -> bool:
 def _pickled_parts(value: Any) -> Parts:
     """What an object would be pickled as. Raises what pickling it raises."""
     registered = copyreg.dispatch_table.get(type(value))  # as of regular expressions
-    reduced = value.__reduce_ex__(2) if registered is None else registered(value)
+    reduced = value.__reduce_ex__(4) if registered is None else registered(value)
     if isinstance(reduced, str):
         module = pickle.whichmodule(value, reduced)  # type: ignore[attr-defined]
         if program.by_name(module, reduced) is not value:

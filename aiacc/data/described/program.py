@@ -28,11 +28,13 @@ _UNSAID = {
     *("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__annotate__"),
     *("__annotate_func__", "__annotations_cache__", "__conditional_annotations__"),
     *("__firstlineno__", "__static_attributes__", "__slotnames__", "_abc_impl"),
-    *("__orig_bases__", "__parameters__", "__type_params__", "__warningregistry__"),
+    *("__parameters__", "__type_params__", "__warningregistry__"),
     *("__builtins__", "__cached__", "__file__", "__loader__", "__path__", "__spec__"),
 }
 #: What `functools.singledispatch` has found for classes that it was called with.
 _OF_DISPATCH = ("_clear_cache", "cache_token", "dispatch_cache")
+#: Modules that make classes into annotations.
+_TYPING = ("annotationlib", "typing", "typing_extensions")
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 #: Flags of classes: whether they are made when a program runs, and cannot be changed. Those that
 #: are not, or cannot, are written in C.
@@ -94,15 +96,29 @@ def class_parts(kind: type) -> Parts:
 
 
 def _annotations_of(described: Any) -> Parts:
-    """As texts, so without the code of classes that they name."""
+    """As texts, so without the code of classes that they name, and with the other objects there."""
     if sys.version_info >= (3, 14):  # they may name what is not there
         import annotationlib
 
-        found = annotationlib.get_annotations(described, format=annotationlib.Format.STRING)
+        formats = annotationlib.Format.STRING, annotationlib.Format.FORWARDREF
+        texts, found = (annotationlib.get_annotations(described, format=one) for one in formats)
     else:
-        found = inspect.get_annotations(described)
-    for name, one in sorted(found.items()):
+        texts = found = inspect.get_annotations(described)
+    for name, one in sorted(texts.items()):
         yield f"{name}: {re.sub(' at 0x[0-9a-f]+', '', inspect.formatannotation(one))}"
+        for value in _objects_in(found.get(name)):
+            yield Of(value, f" annotation {name}")
+
+
+def _objects_in(annotation: Any) -> Iterator[Any]:
+    """Of an annotation what is neither a text, a class nor made of these by typing."""
+    kind = type(annotation)
+    if kind in (types.GenericAlias, types.UnionType) or kind.__module__ in _TYPING:
+        for name in ("__args__", "__metadata__"):  # the latter of Annotated
+            for one in getattr(annotation, name, ()):
+                yield from _objects_in(one)
+    elif not isinstance(annotation, type | str):
+        yield annotation
 
 
 def module_parts(module: types.ModuleType) -> Parts:

@@ -20,6 +20,7 @@ import sys
 import tarfile
 import threading
 import types
+import typing
 import weakref
 import zipfile
 from collections import namedtuple
@@ -284,6 +285,21 @@ def nested(content, depth=5000):
     return content
 
 
+T = typing.TypeVar("T")
+
+
+class Sized(typing.Generic[T]):
+    """What it is of, its methods find in its bases."""
+
+
+def sized(kind=int, annotation=int):
+    return types.new_class(
+        "Images",
+        (Sized[kind],),
+        exec_body=lambda body: body.update(__annotations__={"image": annotation}),
+    )
+
+
 #: Values, or data sets, that differ in little, and in more than what a leaf below has.
 ALIKE = [
     [
@@ -320,6 +336,11 @@ ALIKE = [
         for kind in (int, list[int], Part | int)
     ],
     *([of(*two) for two in ((1, 2), (3, 2), (1, 4))] for of in (Connected, Unpicklable, Reduced)),
+    [datetime.datetime(2024, 10, 27, 2, fold=fold) for fold in (0, 1)],
+    [sized(typing.Literal[size]) for size in (64, 96)],
+    [sized(annotation=typing.Annotated[int, Connected(size, 1)]) for size in (64, 96)],
+    [sized(annotation=list[typing.Annotated[int, Connected(size, 1)]]) for size in (64, 96)],
+    [sized(annotation=Connected(size, 1)) for size in (64, 96)],
     *([len, max], [torch.sin, torch.cos], ["a".upper, "b".upper]),
     [[(1, "a"), (2, "b")], [(1, "a"), (2, "c")], [(1, "a", 2, "b")], [1, "a", 2, "b"]],
     [[1], [True], [1.0], ["1"]],
@@ -334,6 +355,16 @@ def test_what_is_alike_but_for_its_content_differs(values):
         assert len(found) == len(values)
         assert found == {fingerprint_of(one) for one in sets}
         assert not found & {fingerprint_of(one, "2") for one in sets}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_scales_of_quantised_zeros_count():
+    zeros, none, qint8 = torch.zeros(1, 2), torch.zeros(2), torch.qint8
+    values = [
+        *(torch.quantize_per_tensor(zeros, scale, at, qint8) for scale, at in ((1, 0), (2, 0))),
+        *(torch.quantize_per_channel(zeros, none + scale, none, 1, qint8) for scale in (1, 2)),
+    ]
+    assert len({fingerprint_of(Files(table=value)) for value in values}) == 4
 
 
 def test_open_files_are_their_names(tmp_path):
@@ -382,6 +413,33 @@ def test_neither_positions_and_locks_nor_states_of_generators_and_loggers_say_an
         made.append(fingerprint_of(Files(table=[*tools, logging.getLogger("files")])))
         logging.getLogger("files.another")
     assert made[0] == made[1]
+
+
+def test_relative_paths_are_what_they_lead_to(tmp_path, monkeypatch):
+    roots = [make(folder) for folder in ("data", "./data") for make in (str, Path)]
+    roots += [{"root": "data"}, {Path("data/train")}, b"data"]
+    roots += [["1", "data/1"], [("data/1", 0)], *(np.array(["data/1"], kind) for kind in "SUO")]
+    found, folders = [], set()
+    for where in ("a", "b", "link", "elsewhere"):
+        here = tmp_path / where
+        here.mkdir()
+        if where == "link":
+            (here / "data").symlink_to("../a/data")
+        elif where != "elsewhere":
+            (here / "data").mkdir()
+        monkeypatch.chdir(here)
+        found.append([fingerprint_of(Files(root)) for root in roots])
+        # What is nowhere here, or has a name that the user gave, is the same everywhere.
+        (here / "mine").mkdir()
+        same = Files("x/y", table=[Path("x"), "../data", "."])
+        found[-1].append((fingerprint_of(same), named("mine")))
+        folders.add(fingerprint_of(Files(Path())))
+    a, b, link, elsewhere = found
+    assert len(folders) == 4
+    assert a == link
+    assert a[-1] == b[-1] == elsewhere[-1]
+    for here, there in itertools.combinations((a, b, elsewhere), 2):
+        assert not set(here[:-1]) & set(there[:-1])
 
 
 def test_what_was_found_out_in_between_says_nothing(monkeypatch):
