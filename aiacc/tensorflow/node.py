@@ -193,25 +193,41 @@ class Moved(NamedTuple):
     restore: Callable[[Any], Any]
 
 
-def moved(value: Any, what: str) -> Moved:
+def moved(value: Any, what: str, rows: bool = False) -> Moved:
     """`tensor_of` where elements are only moved, of numbers of any dtype.
+
+    Args:
+        value: What was given.
+        what: What it was given for, for errors.
+        rows: Whether it has to have a first dimension.
 
     Raises:
         TypeError: It becomes no tensor.
         ValueError: They are no numbers, or ragged or sparse.
+        tf.errors.InvalidArgumentError: It lacks that dimension.
     """
     tensor = _dense(value, what)
     dtype = tensor.dtype
+    carrier = _CARRIERS.get(dtype.name)
+    if carrier is None and not dtype.is_complex:
+        return Moved(tensor_of(tensor, what), lambda came: came)
+    if rows and tensor.shape.rank == 0:  # as the core does; what travels has dimensions
+        raise tf.errors.InvalidArgumentError(
+            None,
+            None,
+            f"[tensorflow] {what}: tensor without dimensions (expected at least one, the first of "
+            "which is divided among the ranks); use tf.reshape(tensor, [1])",
+        )
     if dtype.is_complex:
         parts = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], axis=-1)
         # Of another shape than real numbers that are pairs, which another rank may have.
         parts = tf.expand_dims(parts, -1)
         return Moved(parts, lambda came: tf.complex(came[..., 0, 0], came[..., 1, 0]))
-    carrier = _CARRIERS.get(dtype.name)
-    if carrier is None:
-        return Moved(tensor_of(tensor, what), lambda came: came)
     change = tf.bitcast if dtype.is_quantized else tf.cast
-    return Moved(change(tensor, carrier), lambda came: change(came, dtype))
+    # As many extents of 1 tell one dtype from others, which another rank may have.
+    ones = 1 + list(_CARRIERS).index(dtype.name)
+    sent = change(tensor, carrier)[(..., *[tf.newaxis] * ones)]
+    return Moved(sent, lambda came: change(came[(..., *[0] * ones)], dtype))
 
 
 def rows_unknown(outputs: Sequence[Any], inputs: Sequence[Any]) -> None:

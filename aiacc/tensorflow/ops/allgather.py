@@ -72,7 +72,7 @@ def grouped_allgather(
 def _gather(
     verb: str, tensors: Sequence[Any], name: str | None, process_set: ProcessSet
 ) -> list[Any]:
-    moved = [node.moved(tensor, label_of(verb, name)) for tensor in tensors]
+    moved = [node.moved(tensor, label_of(verb, name), rows=True) for tensor in tensors]
     given = [one.tensor for one in moved]
     if not given:
         return []

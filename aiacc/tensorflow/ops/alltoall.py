@@ -46,7 +46,7 @@ def alltoall(
     """
     arguments.check(locals())
     del ignore_name_scope
-    moved = node.moved(tensor, label_of("alltoall", name))
+    moved = node.moved(tensor, label_of("alltoall", name), rows=True)
     given = moved.tensor
     whole = tf.zeros([0], tf.int64) if splits is None else _numbers_of(splits)
     received, rows = node.run("aiacc_alltoall", "alltoall", name, process_set, [given, whole])

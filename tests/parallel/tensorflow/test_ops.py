@@ -143,6 +143,7 @@ def test_errors():
     by_op = lambda: hvd.allreduce(three, name="rows", op=[hvd.Sum, hvd.Average][rank])  # noqa: E731
     traced = tf.function(lambda: hvd.allreduce(1.0))
     traced()
+    float8 = ["float8_e4m3fn", "float8_e5m2"][rank]
     for call, error, text in (
         (lambda: hvd.allreduce(tf.ones([2 + rank]), name="shapes"),
          differs, r"allreduce\.shapes.*\[2\].*\[3\]"),
@@ -154,6 +155,11 @@ def test_errors():
         (lambda: hvd.alltoall(tf.ones([4]), splits=[5, 0]), invalid, r"splits \[5, 0\]"),
         (lambda: hvd.alltoall(tf.ones([3])), invalid, "3 rows for 2 ranks"),
         (lambda: hvd.allgather(1.0), invalid, "without dimensions"),
+        (lambda: hvd.allgather(1j), invalid, "without dimensions"),
+        (lambda: hvd.alltoall(tf.cast(1.0, "float8_e5m2")), invalid, "without dimensions"),
+        (lambda: hvd.broadcast(tf.cast(1.0, float8), 0, name="f8"), differs, r"f8.*shape"),
+        (tf.function(lambda: hvd.allgather(tf.cast([1], ["int4", "uint4"][rank]), name="i4")),
+         differs, r"i4.*dtype"),
         (lambda: hvd.allreduce(tf.zeros([1], tf.complex64)), ValueError, "complex64"),
         (lambda: hvd.reducescatter(tf.ones([2]), op=hvd.Max), hvd.HorovodInternalError, "op=Max"),
         (tf.function(lambda: hvd.allreduce(1.0), jit_compile=True),
