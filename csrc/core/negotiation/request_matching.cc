@@ -40,6 +40,9 @@ bool first_dimension_differs(OpKind kind) {
   return kind == OpKind::kAllgather || kind == OpKind::kAlltoall;
 }
 
+/// Factors of these multiply nothing; see factor_of in aiacc/collectives/dtypes.py.
+bool only_moves(OpKind kind) { return first_dimension_differs(kind) || kind == OpKind::kBroadcast; }
+
 bool same_shape(OpKind kind, const TensorSpec& a, const TensorSpec& b) {
   if (!first_dimension_differs(kind)) {
     return a.shape == b.shape;
@@ -63,12 +66,10 @@ const std::vector<Check>& checks() {
        [](const Request& r) { return std::to_string(r.root); },
        [](const Request& a, const Request& b) { return a.root == b.root; }},
       {"prescale_factor",
-       [](const Request& r) {
-         // Moves multiply nothing: see factor_of in aiacc/collectives/dtypes.py.
-         const bool moves = first_dimension_differs(r.kind) || r.kind == OpKind::kBroadcast;
-         return number_text(r.prescale) + (moves ? " (a digest of the dtype)" : "");
-       },
-       [](const Request& a, const Request& b) { return same_factor(a.prescale, b.prescale); }},
+       [](const Request& r) { return number_text(r.prescale); },
+       [](const Request& a, const Request& b) {
+         return only_moves(a.kind) || same_factor(a.prescale, b.prescale);
+       }},
       {"postscale_factor",
        [](const Request& r) { return number_text(r.postscale); },
        [](const Request& a, const Request& b) { return same_factor(a.postscale, b.postscale); }},
@@ -114,6 +115,11 @@ std::optional<Difference> difference(const Request& a, const Request& b) {
           shape_text(other.shape),
           first_dimension_differs(a.kind) ? " (only the first dimension may differ)" : ""};
     }
+  }
+  if (!same_factor(a.prescale, b.prescale)) {
+    const std::string said = " (a digest of the dtype)";
+    return Difference{
+        "prescale_factor", number_text(a.prescale) + said, number_text(b.prescale) + said, ""};
   }
   return std::nullopt;
 }

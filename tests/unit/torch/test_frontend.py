@@ -16,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import aiacc
 import aiacc.torch as hvd
 from aiacc import _core
+from aiacc.collectives.dtypes import core_code, factor_of
 from aiacc.planning.plan import Plan
 from aiacc.process_sets import ProcessSet
 from aiacc.torch.adapter import DTYPE_CODES, MOVED
@@ -188,9 +189,12 @@ def test_the_core_refuses_address_0(call):
 def test_dtypes_that_are_moved_are_told_apart():
     sizes = {DTYPE_CODES[dtype]: dtype.itemsize for dtype in DTYPE_CODES}
     for dtype, (code, behind) in MOVED.items():
-        assert sizes[code] * math.prod(behind) == dtype.itemsize, dtype
-    known = [dtype for dtype in MOVED if dtype.is_floating_point or dtype.is_complex]
-    assert len({MOVED[dtype] for dtype in known}) == len(known) > 4
+        assert sizes[core_code(code)] * math.prod(behind) == dtype.itemsize, dtype
+    codes = [code for code, _ in MOVED.values()]
+    assert len({factor_of([code]) for code in [*codes, *sizes]}) == len(codes) + 1 > 10
+    # Of a group the dtype of each counts, and its place.
+    groups = ([0, codes[0]], [codes[0], 0], [0, codes[1]], [0, 0])
+    assert len({factor_of(group) for group in groups}) == 4
 
 
 def test_a_broadcast_that_fails_part_way_leaves_nothing_under_way():
