@@ -117,9 +117,10 @@ std::optional<Difference> difference(const Request& a, const Request& b) {
     }
   }
   if (!same_factor(a.prescale, b.prescale)) {
-    const std::string said = " (a digest of the dtype)";
-    return Difference{
-        "prescale_factor", number_text(a.prescale) + said, number_text(b.prescale) + said, ""};
+    return Difference{"dtype (a digest)",
+                      number_text(a.prescale),
+                      number_text(b.prescale),
+                      " (elements are of equal size, and not of one dtype)"};
   }
   return std::nullopt;
 }

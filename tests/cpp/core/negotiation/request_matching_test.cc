@@ -38,7 +38,8 @@ std::vector<Disagreement> disagreements() {
   coded.wire = WireFormat::kLargest;
   coded.wire_detail = 10'000;
   const std::string rows = "; all ranks must agree on it (only the first dimension may differ)";
-  const std::string dtype = " (a digest of the dtype)";
+  const std::string size =
+      "; all ranks must agree on it (elements are of equal size, and not of one dtype)";
   const TensorSpec int8{DataType::kInt8, {1}};
   return {
       {base, [](auto& r) { r.kind = OpKind::kBroadcast; }, "operation", "allreduce", "broadcast"},
@@ -66,7 +67,7 @@ std::vector<Disagreement> disagreements() {
       {gather, [](auto& r) { r.shape = {2, 4}; }, "shape", "[2, 3]", "[2, 4]" + rows},
       {gather, [](auto& r) { r.shape = {2, 3, 1}; }, "shape", "[2, 3]", "[2, 3, 1]" + rows},
       {exchange, [](auto& r) { r.shape = {2, 4}; }, "shape", "[2, 3]", "[2, 4]" + rows},
-      {gather, [](auto& r) { r.prescale = 1.5; }, "prescale_factor", "1" + dtype, "1.5" + dtype},
+      {gather, [](auto& r) { r.prescale = 1.5; }, "dtype (a digest)", "1", "1.5" + size},
   };
 }
 
