@@ -27,6 +27,7 @@ from aiacc.torch.wrapped_optimizer import (
     ScaledOptimizer,
     instance_of,
     kept_shared,
+    setting,
     take_over,
     wrapped_class,
 )
@@ -39,13 +40,25 @@ class AdasumDistributed(ScaledOptimizer):
     each parameter by the combination of all ranks' changes.
     """
 
-    _compression: type[Compressor]
-    _identity: Identity
+    _aiacc_compression: type[Compressor]
+    _aiacc_identity: Identity
 
-    #: As given; gradients accumulate until `step` anyway.
-    backward_passes_per_step: int = 1
-    op: int = Adasum
-    process_set: ProcessSet = global_process_set
+    _aiacc_passes: int = 1
+
+    @setting
+    def op(self) -> int:
+        """Combination of the changes."""
+        return Adasum
+
+    @setting
+    def process_set(self) -> ProcessSet:
+        """Ranks that take part."""
+        return global_process_set
+
+    @setting
+    def backward_passes_per_step(self) -> int:
+        """As given; gradients accumulate until `step` anyway."""
+        return self._aiacc_passes
 
     def synchronize(self) -> None:
         """Do nothing: gradients are not reduced."""
@@ -67,7 +80,7 @@ class AdasumDistributed(ScaledOptimizer):
         Raises:
             ValueError: ``passes`` is not positive.
         """
-        self.backward_passes_per_step = check_passes(passes)
+        self._aiacc_passes = check_passes(passes)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step with this rank's gradients, then combine the changes of all ranks.
@@ -86,30 +99,30 @@ class AdasumDistributed(ScaledOptimizer):
             loss = super().step(closure)
             _core.mark_step()
             return loss
-        self._agree()
+        self._aiacc_agree()
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         starts = [parameter.detach().clone() for parameter in parameters]
         loss = super().step(closure)
         with torch.no_grad():
-            self._combine(parameters, starts)
+            self._aiacc_combine(parameters, starts)
         _core.mark_step()
         return loss
 
     # Pre- and post-hooks run in the step of the wrapped class; do not let torch add them here too.
     step.hooked = True  # type: ignore[attr-defined]
 
-    def _agree(self) -> None:
+    def _aiacc_agree(self) -> None:
         """That this is a step of the same optimizer on all ranks. Collective, blocks, once."""
-        self._identity.number(global_process_set)  # of this job
-        if not self._identity.agreed:
-            check_optimizers("op=Adasum", self._identity, global_process_set)
-            self._identity.agreed = True
+        self._aiacc_identity.number(global_process_set)  # of this job
+        if not self._aiacc_identity.agreed:
+            check_optimizers("op=Adasum", self._aiacc_identity, global_process_set)
+            self._aiacc_identity.agreed = True
 
-    def _prepare_for(self, scaler: torch.amp.GradScaler, account: dict[str, Any]) -> None:
+    def _aiacc_prepare_for(self, scaler: torch.amp.GradScaler, account: dict[str, Any]) -> None:
         del scaler
         if not basics.is_initialized() or basics.size() == 1:
             return
-        self._agree()
+        self._aiacc_agree()
         given = [p.grad for group in self.param_groups for p in group["params"]]
         gradients = [
             gradient if gradient.layout is torch.strided else gradient._values()
@@ -131,12 +144,12 @@ class AdasumDistributed(ScaledOptimizer):
             for one in found:
                 one.fill_(1.0)
 
-    def _combine(self, parameters: list[torch.Tensor], starts: list[torch.Tensor]) -> None:
+    def _aiacc_combine(self, parameters: list[torch.Tensor], starts: list[torch.Tensor]) -> None:
         under_way = []
-        prefix = f"optimizer.{self._identity.number(global_process_set)}.adasum."
+        prefix = f"optimizer.{self._aiacc_identity.number(global_process_set)}.adasum."
         for parameter, start in zip(parameters, starts, strict=True):
-            change, ctx = self._compression.compress((parameter - start).contiguous())
-            name = prefix + self._parameter_names[parameter]
+            change, ctx = self._aiacc_compression.compress((parameter - start).contiguous())
+            name = prefix + self._aiacc_names[parameter]
             under_way.append((allreduce_async_(change, name=name, op=Adasum), change, ctx))
         _core.flush()
         failure: CollectiveError | None = None
@@ -149,7 +162,7 @@ class AdasumDistributed(ScaledOptimizer):
                 failure = failure or error
                 parameter.copy_(start)
             else:
-                parameter.copy_(start + self._compression.decompress(change, ctx))
+                parameter.copy_(start + self._aiacc_compression.decompress(change, ctx))
         if failure is not None:
             raise failure
 
@@ -163,13 +176,18 @@ class AdasumDistributed(ScaledOptimizer):
         before = len(self.param_groups)
         super().add_param_group(param_group)
         named = default_names(self.param_groups, before)
-        self._parameter_names.update((parameter, name) for name, parameter in named)
+        self._aiacc_names.update((parameter, name) for name, parameter in named)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copies and pickles become distributed optimizers of the copied parameters."""
         del protocol
-        names = list(self._parameter_names.items())
-        arguments = wrapped_class(self), names, self._compression, copy.copy(self._identity)
+        names = list(self._aiacc_names.items())
+        arguments = (
+            wrapped_class(self),
+            names,
+            self._aiacc_compression,
+            copy.copy(self._aiacc_identity),
+        )
         return _new, arguments, self.__getstate__()
 
 
@@ -194,6 +212,6 @@ def _new(
     identity: Identity,
 ) -> AdasumDistributed:
     distributed = instance_of(AdasumDistributed, wrapped)
-    distributed._parameter_names = dict(names)
-    distributed._compression, distributed._identity = compression, identity
+    distributed._aiacc_names = dict(names)
+    distributed._aiacc_compression, distributed._aiacc_identity = compression, identity
     return distributed

@@ -146,7 +146,7 @@ def broadcast_optimizer_state(
             "parameter); LBFGS keeps closures that cannot be sent, so start it anew on every rank"
         )
     if isinstance(optimizer, DecoupledDistributed):
-        optimizer.consolidate_state_dict(None)
+        DecoupledDistributed.consolidate_state_dict(optimizer, None)
     elif not optimizer.state:
         _add_gradients(optimizer, model)
     is_root = _core.rank() == root_rank

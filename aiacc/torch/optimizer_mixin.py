@@ -30,30 +30,28 @@ from aiacc.torch.wrapped_optimizer import (
     ReducingOptimizer,
     instance_of,
     kept_shared,
+    offered,
+    setting,
     take_over,
     wrapped_class,
 )
 
 
 class DistributedOptimizerMixin(ReducingOptimizer):
-    """Put before the class of the wrapped optimizer by `distribute`.
+    """Put before the class of the wrapped optimizer by `distribute`."""
 
-    Attributes:
-        feedback: What codecs have lost of gradients; None: nothing is coded.
-    """
-
-    feedback: Feedback | None = None
-    _reducer: GradientReducer
-    _profile: Profile | None
-    _plan: AutoPlan | AutoCompression | None
+    _aiacc_feedback: Feedback | None = None
+    _aiacc_reducer: GradientReducer
+    _aiacc_profile: Profile | None
+    _aiacc_plan: AutoPlan | AutoCompression | None
     #: What that is to find: a plan, by name, or which of these codecs to use.
-    _wanted: str | tuple[Codec, ...] | None
-    #: Whether `settle` was called since the last step.
-    _settled: bool = False
+    _aiacc_wanted: str | tuple[Codec, ...] | None
+    #: Whether `_aiacc_settle` was called since the last step.
+    _aiacc_settled: bool = False
 
     @property
-    def _options(self) -> ReductionOptions:
-        return self._reducer.options
+    def _aiacc_options(self) -> ReductionOptions:
+        return self._aiacc_reducer.options
 
     def synchronize(self) -> None:
         """Wait until the gradients are reduced, for example to clip them before `step`.
@@ -66,11 +64,11 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         Raises:
             CollectiveError: A gradient could not be reduced.
         """
-        self._reduce()
-        self._synchronized = True
-        self._settled = False
+        self._aiacc_reduce()
+        self._aiacc_synchronized = True
+        self._aiacc_settled = False
 
-    def settle(self) -> None:
+    def _aiacc_settle(self) -> None:
         """`synchronize`, unless that was done; the next `step` takes gradients as they are then.
 
         What changes gradients between the two calls this. If a backward pass comes before the step,
@@ -82,55 +80,64 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         Raises:
             CollectiveError: A gradient could not be reduced.
         """
-        if not self._synchronized or self._reducer.under_way:
+        if not self._aiacc_synchronized or self._aiacc_reducer.under_way:
             self.synchronize()
-        self._synchronized, self._settled, self._account = False, True, {}
+        self._aiacc_synchronized, self._aiacc_settled, self._aiacc_account = False, True, {}
 
     @property
-    def _is_settled(self) -> bool:
-        return self._settled and not self._is_over and not self._reducer.under_way
+    def _aiacc_is_settled(self) -> bool:
+        return self._aiacc_settled and not self._aiacc_is_over and not self._aiacc_reducer.under_way
 
-    @property
+    @offered
     def buckets(self) -> list[list[str]]:
         """Names of the gradients that are reduced as one operation each, in this step."""
-        names = [name for name, _ in self._reducer.named]
-        return [[names[index] for index in bucket.members] for bucket in self._reducer.buckets]
+        names = [name for name, _ in self._aiacc_reducer.named]
+        return [
+            [names[index] for index in bucket.members] for bucket in self._aiacc_reducer.buckets
+        ]
 
-    @property
+    @offered
+    def feedback(self) -> Feedback | None:
+        """What codecs have lost of gradients; None: nothing is coded."""
+        return self._aiacc_feedback
+
+    @offered
     def plan_phase(self) -> str:
         """What ``plan="auto"`` does with steps now: "record", "visit", "watch" or "nothing"."""
-        return self._plan.phase if isinstance(self._plan, AutoPlan) else "nothing"
+        return self._aiacc_plan.phase if isinstance(self._aiacc_plan, AutoPlan) else "nothing"
 
     @property
-    def unplanned(self) -> list[tuple[str, torch.Tensor]]:
+    def _aiacc_unplanned(self) -> list[tuple[str, torch.Tensor]]:
         """Names and parameters, if each gradient is reduced by itself and nobody is to plan."""
-        free = self._plan is None and self.feedback is None and self._reducer.single
-        return self._reducer.named if free else []
+        free = (
+            self._aiacc_plan is None and self._aiacc_feedback is None and self._aiacc_reducer.single
+        )
+        return self._aiacc_reducer.named if free else []
 
-    def follow(self, buckets: Sequence[Sequence[str]]) -> None:
+    def _aiacc_follow(self, buckets: Sequence[Sequence[str]]) -> None:
         """Reduce gradients in these buckets, by name, from the next step on.
 
         Collective: every rank, between the same two steps. Blocks.
         """
-        self._reducer.follow(planned(Plan("given", tuple(map(tuple, buckets)))))
+        self._aiacc_reducer.follow(planned(Plan("given", tuple(map(tuple, buckets)))))
 
-    def _prepare_for(self, scaler: torch.amp.GradScaler, account: dict[str, Any]) -> None:
-        if not self._should_synchronize:
-            self._check_reduced(not self._reducer.under_way)
-        elif not self._is_settled:
+    def _aiacc_prepare_for(self, scaler: torch.amp.GradScaler, account: dict[str, Any]) -> None:
+        if not self._aiacc_should_synchronize:
+            self._aiacc_check_reduced(not self._aiacc_reducer.under_way)
+        elif not self._aiacc_is_settled:
             # Also if no backward pass has run here: one has on another rank, perhaps.
-            early = not self._synchronized and account["stage"] is OptState.UNSCALED
-            self.settle()
-            if early and self._reducer.attached:
-                self._settled = False
+            early = not self._aiacc_synchronized and account["stage"] is OptState.UNSCALED
+            self._aiacc_settle()
+            if early and self._aiacc_reducer.attached:
+                self._aiacc_settled = False
                 raise ValueError(
                     "scaler.unscale_(optimizer) was called before the gradients were reduced "
                     "(expected after it); call optimizer.synchronize() before, and scaler.step() "
                     "inside 'with optimizer.skip_synchronize():'"
                 )
-        self._synchronized = False
-        if self.feedback is not None:
-            self.feedback.notice(scaler)
+        self._aiacc_synchronized = False
+        if self._aiacc_feedback is not None:
+            self._aiacc_feedback.notice(scaler)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronise, then update the parameters.
@@ -146,23 +153,23 @@ class DistributedOptimizerMixin(ReducingOptimizer):
             ValueError: Inside `skip_synchronize`, and gradients of a backward pass are not reduced;
                 or they were written to or dropped after ``backward()``.
         """
-        settled = closure is None and self._is_settled
-        self._settled = False
-        result = self._reduce_and_step(closure, settled)
+        settled = closure is None and self._aiacc_is_settled
+        self._aiacc_settled = False
+        result = self._aiacc_reduce_and_step(closure, settled)
         _core.mark_step()
         return result
 
     # Pre- and post-hooks run in the step of the wrapped class; do not let torch add them here too.
     step.hooked = True  # type: ignore[attr-defined]
 
-    def _reduce_and_step(self, closure: Callable[[], Any] | None, settled: bool) -> Any:
-        if not self._should_synchronize:
+    def _aiacc_reduce_and_step(self, closure: Callable[[], Any] | None, settled: bool) -> Any:
+        if not self._aiacc_should_synchronize:
             if closure is None:
-                self._check_reduced(not self._reducer.under_way)
+                self._aiacc_check_reduced(not self._aiacc_reducer.under_way)
             else:
-                closure = self._checked(closure)
+                closure = self._aiacc_checked(closure)
         elif not settled:
-            if self._synchronized:
+            if self._aiacc_synchronized:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
                     "optimizer.synchronize(): the gradients are reduced again; call it inside "
@@ -170,61 +177,61 @@ class DistributedOptimizerMixin(ReducingOptimizer):
                     stacklevel=2,
                 )
             if closure is not None:
-                closure = self._reduced(closure)
-            if closure is None or self._reducer.under_way:
+                closure = self._aiacc_reduced(closure)
+            if closure is None or self._aiacc_reducer.under_way:
                 self.synchronize()
-        self._synchronized = False
+        self._aiacc_synchronized = False
         return super().step(closure)
 
-    def _reduce(self) -> None:
+    def _aiacc_reduce(self) -> None:
         """Wait until gradients are reduced, and tell those who count that together with all ranks.
 
         They may call `step` more often or less, after an error of their own, but none ends a
         reduction without this one, whatever is raised after it here.
         """
-        before = self._reducer.reductions
+        before = self._aiacc_reducer.reductions
         try:
-            self._reducer.finish()
+            self._aiacc_reducer.finish()
         except Exception:
-            if self._reducer.reductions != before:
+            if self._aiacc_reducer.reductions != before:
                 with contextlib.suppress(Exception):  # the first error says more
-                    self._count_reduction()
+                    self._aiacc_count_reduction()
             raise
-        if self._reducer.reductions != before:
-            self._count_reduction()
+        if self._aiacc_reducer.reductions != before:
+            self._aiacc_count_reduction()
 
-    def _count_reduction(self) -> None:
-        if self._profile is not None:
-            self._profile.step_done()
-        if self._plan is not None:
-            self._plan.step_done()
+    def _aiacc_count_reduction(self) -> None:
+        if self._aiacc_profile is not None:
+            self._aiacc_profile.step_done()
+        if self._aiacc_plan is not None:
+            self._aiacc_plan.step_done()
 
-    def _checked(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _aiacc_checked(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def compute() -> Any:
             loss = closure()
-            self._check_reduced(not self._reducer.under_way)
+            self._aiacc_check_reduced(not self._aiacc_reducer.under_way)
             return loss
 
         return compute
 
-    def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _aiacc_reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def compute() -> Any:
             loss = closure()
-            self._reduce()
-            return self._reduced_loss(loss) if isinstance(self, torch.optim.LBFGS) else loss
+            self._aiacc_reduce()
+            return self._aiacc_reduced_loss(loss) if isinstance(self, torch.optim.LBFGS) else loss
 
         return compute
 
-    def _reduced_loss(self, loss: Any) -> Any:
+    def _aiacc_reduced_loss(self, loss: Any) -> Any:
         """The loss of all ranks: LBFGS decides by it how often to call the closure."""
-        if not self._reducer.attached:
+        if not self._aiacc_reducer.attached:
             return loss
         total = torch.as_tensor(loss).detach().clone()
         return allreduce_(
             total,
             name="loss_of_lbfgs",
-            op=Sum if self._reducer.options.op == Sum else Average,
-            process_set=self._reducer.options.process_set,
+            op=Sum if self._aiacc_reducer.options.op == Sum else Average,
+            process_set=self._aiacc_reducer.options.process_set,
         )
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
@@ -235,16 +242,16 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         Raises:
             AssertionError: Gradients are being reduced: call it after `step` or `synchronize`.
         """
-        if self._reducer.under_way:
-            self._reducer.begin_anew()
-            self._check_clearable(self._reducer.under_way)
-        self._synchronized = self._settled = False
+        if self._aiacc_reducer.under_way:
+            self._aiacc_reducer.begin_anew()
+            self._aiacc_check_clearable(self._aiacc_reducer.under_way)
+        self._aiacc_synchronized = self._aiacc_settled = False
         super().zero_grad(*args, **kwargs)
 
-    @property
+    @setting
     def backward_passes_per_step(self) -> int:
         """Backward passes that are accumulated before each reduction."""
-        return self._reducer.passes
+        return self._aiacc_reducer.passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Accumulate ``passes`` backward passes locally before each reduction.
@@ -253,14 +260,14 @@ class DistributedOptimizerMixin(ReducingOptimizer):
             TypeError: ``passes`` is no whole number.
             ValueError: It is not positive.
         """
-        self._reducer.set_passes(check_passes(passes))
+        self._aiacc_reducer.set_passes(check_passes(passes))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over ``state_dict``; gradients that were under way are waited for and dropped."""
-        if self._reducer.under_way:
-            self._reducer.drop()
-        self._synchronized = False
-        self._should_synchronize = True
+        if self._aiacc_reducer.under_way:
+            self._aiacc_reducer.drop()
+        self._aiacc_synchronized = False
+        self._aiacc_should_synchronize = True
         with kept_shared(self):
             super().load_state_dict(state_dict)
 
@@ -269,13 +276,13 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         before = len(self.param_groups)
         super().add_param_group(param_group)
         named = default_names(self.param_groups, before)
-        self._parameter_names.update((parameter, name) for name, parameter in named)
-        self._reducer.add(named)
-        self._expect_forms()
+        self._aiacc_names.update((parameter, name) for name, parameter in named)
+        self._aiacc_reducer.add(named)
+        self._aiacc_expect_forms()
 
-    def _expect_forms(self) -> None:
+    def _aiacc_expect_forms(self) -> None:
         if isinstance(self, torch.optim.SparseAdam):
-            self._reducer.expect_sparse()
+            self._aiacc_reducer.expect_sparse()
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copies and pickles become distributed optimizers of the copied parameters.
@@ -283,11 +290,11 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         What searches for a plan or codecs begins anew in them.
         """
         del protocol
-        reducer = self._reducer
+        reducer = self._aiacc_reducer
         options = reducer.options._replace(identity=copy.copy(reducer.options.identity))
-        if self._wanted is not None:
+        if self._aiacc_wanted is not None:
             options = options._replace(planner=singly())
-        arguments = self.feedback, self._wanted, reducer.named, options, reducer.passes
+        arguments = self._aiacc_feedback, self._aiacc_wanted, reducer.named, options, reducer.passes
         return _rebuild, (wrapped_class(self), *arguments), self.__getstate__()
 
 
@@ -309,10 +316,10 @@ def distribute(
     """
     distributed = _new(type(optimizer), reducer)
     take_over(distributed, optimizer)
-    distributed._profile = profile_of(reducer)
-    if distributed._profile is not None:
-        weakref.finalize(distributed, distributed._profile.end)
-    distributed.feedback = feedback
+    distributed._aiacc_profile = profile_of(reducer)
+    if distributed._aiacc_profile is not None:
+        weakref.finalize(distributed, distributed._aiacc_profile.end)
+    distributed._aiacc_feedback = feedback
     _search(distributed, plan if allowed is None else allowed)
     return distributed
 
@@ -322,13 +329,13 @@ def _search(
     wanted: str | tuple[Codec, ...] | None,
     at_once: bool = True,
 ) -> None:
-    distributed._wanted = wanted
-    reducer, feedback = distributed._reducer, distributed.feedback
+    distributed._aiacc_wanted = wanted
+    reducer, feedback = distributed._aiacc_reducer, distributed._aiacc_feedback
     if isinstance(wanted, str):
-        distributed._plan = AutoPlan(reducer, wanted, at_once)
-        weakref.finalize(distributed, distributed._plan.end)
+        distributed._aiacc_plan = AutoPlan(reducer, wanted, at_once)
+        weakref.finalize(distributed, distributed._aiacc_plan.end)
     elif wanted is not None and feedback is not None:
-        distributed._plan = AutoCompression(reducer, feedback, wanted)
+        distributed._aiacc_plan = AutoCompression(reducer, feedback, wanted)
 
 
 def check_passes(passes: SupportsIndex) -> int:
@@ -358,7 +365,7 @@ def _rebuild(
     *arguments: Any,
 ) -> DistributedOptimizerMixin:
     distributed = _new(wrapped, GradientReducer(*arguments))
-    distributed.feedback = feedback  # that of the codec in the options
+    distributed._aiacc_feedback = feedback  # that of the codec in the options
     if feedback is not None and wanted is not None:
         feedback.flush()  # the search begins with gradients as they are
     _search(distributed, wanted, at_once=False)
@@ -367,12 +374,12 @@ def _rebuild(
 
 def _new(wrapped: Any, reducer: GradientReducer) -> DistributedOptimizerMixin:
     distributed = instance_of(DistributedOptimizerMixin, wrapped)
-    distributed._parameter_names = {parameter: name for name, parameter in reducer.named}
-    distributed._synchronized = False
-    distributed._should_synchronize = True
-    distributed._profile = None
-    distributed._plan, distributed._wanted = None, None
-    distributed._reducer = reducer
-    distributed._expect_forms()
+    distributed._aiacc_names = {parameter: name for name, parameter in reducer.named}
+    distributed._aiacc_synchronized = False
+    distributed._aiacc_should_synchronize = True
+    distributed._aiacc_profile = None
+    distributed._aiacc_plan, distributed._aiacc_wanted = None, None
+    distributed._aiacc_reducer = reducer
+    distributed._aiacc_expect_forms()
     weakref.finalize(distributed, reducer.detach)
     return distributed

@@ -19,9 +19,11 @@ def distribute_decoupled(
     tell_of_no_profile("schedule='decoupled'", setup.options.process_set)
     distributed = instance_of(DecoupledDistributed, type(optimizer))
     take_over(distributed, optimizer)
-    distributed._parameter_names = {parameter: name for name, parameter in setup.named}
-    distributed._setup, distributed._passes, distributed._exchange = setup, passes, None
-    distributed._shards = Shards(all_parameters(optimizer.param_groups), setup.options.process_set)
-    distributed._form()
-    basics.at_init(distributed._renew)
+    distributed._aiacc_names = {parameter: name for name, parameter in setup.named}
+    distributed._aiacc_setup, distributed._aiacc_passes = setup, passes
+    parameters = all_parameters(optimizer.param_groups)
+    distributed._aiacc_exchange = None
+    distributed._aiacc_shards = Shards(parameters, setup.options.process_set)
+    distributed._aiacc_form()
+    basics.at_init(distributed._aiacc_renew)
     return distributed

@@ -23,7 +23,7 @@ from aiacc.torch.decoupled.shards import Shards
 from aiacc.torch.optimizer_mixin import check_passes
 from aiacc.torch.reducer.consensus import describe
 from aiacc.torch.reducer.options import ReductionOptions
-from aiacc.torch.wrapped_optimizer import ReducingOptimizer, kept_shared
+from aiacc.torch.wrapped_optimizer import ReducingOptimizer, kept_shared, offered, setting
 
 #: What reduces gradients before a step that does not.
 _CALLS = "synchronize() or clip_grad_norm_()"
@@ -36,29 +36,29 @@ class DecoupledDistributed(ReducingOptimizer):
     and has the state of. Where there is no other rank they have the parameters themselves.
     """
 
-    _setup: Setup
-    _passes: int
-    _exchange: Exchange | None
-    _shards: Shards
+    _aiacc_setup: Setup
+    _aiacc_passes: int
+    _aiacc_exchange: Exchange | None
+    _aiacc_shards: Shards
     #: Whether the ranks have told each other of infinity in what was reduced last.
-    _spread: bool
-    _finalizer: weakref.finalize[Any, Any]
+    _aiacc_spread: bool
+    _aiacc_finalizer: weakref.finalize[Any, Any]
 
     @property
-    def _options(self) -> ReductionOptions:
-        return self._setup.options
+    def _aiacc_options(self) -> ReductionOptions:
+        return self._aiacc_setup.options
 
-    @property
+    @offered
     def buckets(self) -> list[list[str]]:
         """Names of the parameters that travel together, in the order of the forward pass."""
-        if self._exchange is None:
+        if self._aiacc_exchange is None:
             return []
-        return [self._exchange.names_of(bucket) for bucket in self._exchange.buckets]
+        return [self._aiacc_exchange.names_of(bucket) for bucket in self._aiacc_exchange.buckets]
 
-    @property
+    @offered
     def awaited(self) -> list[str]:
         """Names of the parameters that are under way: whoever uses one waits for its bucket."""
-        exchange = self._exchange
+        exchange = self._aiacc_exchange
         if exchange is None:
             return []
         under_way = [bucket for bucket in exchange.buckets if bucket.gathering]
@@ -77,12 +77,12 @@ class DecoupledDistributed(ReducingOptimizer):
             CollectiveError: A gradient could not be reduced.
             ValueError: As `step` does.
         """
-        exchange = self._exchange
+        exchange = self._aiacc_exchange
         if exchange is None:
             return
-        if not self._has_reduced(exchange):
-            self._reduce(exchange)
-        self._spread_infinity()
+        if not self._aiacc_has_reduced(exchange):
+            self._aiacc_reduce(exchange)
+        self._aiacc_spread_infinity()
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
@@ -111,21 +111,21 @@ class DecoupledDistributed(ReducingOptimizer):
             ValueError: ``norm_type`` is 0, -inf or NaN.
         """
         arguments.check(locals())
-        exchange = self._exchange
+        exchange = self._aiacc_exchange
         if exchange is None:
             parameters = [p for group in self.param_groups for p in group["params"]]
             norm = torch.nn.utils.clip_grad_norm_(
                 parameters, max_norm, norm_type, error_if_nonfinite
             )
             return norm.cpu()
-        if not self._has_reduced(exchange):
-            self._reduce(exchange)
-        gradients = self._shards.gradients()
-        total = norms.total_norm(gradients, norm_type, self.process_set)
+        if not self._aiacc_has_reduced(exchange):
+            self._aiacc_reduce(exchange)
+        gradients = self._aiacc_shards.gradients()
+        total = norms.total_norm(gradients, norm_type, self._aiacc_options.process_set)
         if not total.isfinite():
             # A factor of 0 leaves NaN to this rank or to another one: a GradScaler of each is to
             # see it. All ranks have the same total and get here together.
-            self._spread_infinity()
+            self._aiacc_spread_infinity()
         if error_if_nonfinite and not total.isfinite():
             raise RuntimeError(
                 f"the norm of order {norm_type} of the gradients is {total.item()} (expected a "
@@ -152,7 +152,7 @@ class DecoupledDistributed(ReducingOptimizer):
             ValueError: Parameters that the ranks do not share or that were moved, gradients that
                 were written to after ``backward()``, or replaced.
         """
-        exchange = self._exchange
+        exchange = self._aiacc_exchange
         if exchange is None:
             loss = super().step(closure)
             _core.mark_step()
@@ -161,26 +161,26 @@ class DecoupledDistributed(ReducingOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        reduced_before = self._has_reduced(exchange)
+        reduced_before = self._aiacc_has_reduced(exchange)
         if not reduced_before:
-            self._check_reduced(self._should_synchronize, _CALLS)
-            self._reduce(exchange)
-        self._synchronized = False
+            self._aiacc_check_reduced(self._aiacc_should_synchronize, _CALLS)
+            self._aiacc_reduce(exchange)
+        self._aiacc_synchronized = False
         if reduced_before:
-            self._look_again(exchange)
-        self._shards.changed()
-        with exchange.updating(), self._hooks_apart(exchange):
+            self._aiacc_look_again(exchange)
+        self._aiacc_shards.changed()
+        with exchange.updating(), self._aiacc_hooks_apart(exchange):
             super().step()
-            self._shards.bring_back()
+            self._aiacc_shards.bring_back()
         for hook in list(self._optimizer_step_post_hooks.values()):
             hook(self, (self,), {})
-        self._shards.drop_gradients()
+        self._aiacc_shards.drop_gradients()
         step_done()
         _core.mark_step()
         return loss
 
     @contextlib.contextmanager
-    def _hooks_apart(self, exchange: Exchange) -> Iterator[None]:
+    def _aiacc_hooks_apart(self, exchange: Exchange) -> Iterator[None]:
         """Let the wrapped class call no post-hooks, and look at what its pre-hooks have done.
 
         Post-hooks would find parameters of which other ranks' parts are those of before; pre-hooks
@@ -192,44 +192,46 @@ class DecoupledDistributed(ReducingOptimizer):
 
         def after_the_others(*_: Any) -> None:
             if had_hooks:
-                self._look_again(exchange)
-            self._shards.show_gradients()
+                self._aiacc_look_again(exchange)
+            self._aiacc_shards.show_gradients()
 
         with contextlib.ExitStack() as stack:
             stack.callback(setattr, self, "_optimizer_step_post_hooks", post_hooks)
             stack.callback(self.register_step_pre_hook(after_the_others).remove)
-            stack.callback(self._shards.guard_gradients)
+            stack.callback(self._aiacc_shards.guard_gradients)
             yield
 
-    def _look_again(self, exchange: Exchange) -> None:
+    def _aiacc_look_again(self, exchange: Exchange) -> None:
         """After something may have been done to gradients since they were reduced."""
         exchange.check_again()
-        self._shards.leave_out(exchange.dropped())
+        self._aiacc_shards.leave_out(exchange.dropped())
 
-    def _prepare_for(self, scaler: torch.amp.GradScaler, account: dict[str, Any]) -> None:
+    def _aiacc_prepare_for(self, scaler: torch.amp.GradScaler, account: dict[str, Any]) -> None:
         del scaler, account
-        if self._should_synchronize:
+        if self._aiacc_should_synchronize:
             self.synchronize()
-        elif self._exchange is not None:
-            self._check_reduced(self._has_reduced(self._exchange), _CALLS)
+        elif self._aiacc_exchange is not None:
+            self._aiacc_check_reduced(self._aiacc_has_reduced(self._aiacc_exchange), _CALLS)
 
     # Pre- and post-hooks run in the step of the wrapped class; do not let torch add them here too.
     step.hooked = True  # type: ignore[attr-defined]
 
-    def _has_reduced(self, exchange: Exchange) -> bool:
-        return self._synchronized and not self._is_over and not exchange.under_way
+    def _aiacc_has_reduced(self, exchange: Exchange) -> bool:
+        return self._aiacc_synchronized and not self._aiacc_is_over and not exchange.under_way
 
-    def _reduce(self, exchange: Exchange) -> None:
-        exchange.reduce(self._shards.fault())
-        self._shards.put_gradients(exchange.dropped())
-        self._synchronized, self._account = True, {}
-        self._spread = False
+    def _aiacc_reduce(self, exchange: Exchange) -> None:
+        exchange.reduce(self._aiacc_shards.fault())
+        self._aiacc_shards.put_gradients(exchange.dropped())
+        self._aiacc_synchronized, self._aiacc_account = True, {}
+        self._aiacc_spread = False
 
-    def _spread_infinity(self) -> None:
-        if not self._spread:
-            gradients = self._shards.gradients()
-            norms.spread_infinity(gradients, not norms.are_finite(gradients), self.process_set)
-            self._spread = True
+    def _aiacc_spread_infinity(self) -> None:
+        if not self._aiacc_spread:
+            gradients = self._aiacc_shards.gradients()
+            norms.spread_infinity(
+                gradients, not norms.are_finite(gradients), self._aiacc_options.process_set
+            )
+            self._aiacc_spread = True
 
     def flush(self) -> None:
         """Wait until all parameters are current, before code uses them that torch does not see.
@@ -243,8 +245,8 @@ class DecoupledDistributed(ReducingOptimizer):
         Raises:
             CollectiveError: They could not be gathered.
         """
-        if self._exchange is not None:
-            self._exchange.flush()
+        if self._aiacc_exchange is not None:
+            self._aiacc_exchange.flush()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the model's parameters.
@@ -254,14 +256,14 @@ class DecoupledDistributed(ReducingOptimizer):
         Raises:
             AssertionError: Gradients are being reduced: call it after `step` or `synchronize`.
         """
-        if self._exchange is None:
+        if self._aiacc_exchange is None:
             super().zero_grad(set_to_none)
             return
-        if self._exchange.under_way:
-            self._exchange.begin_anew()
-            self._check_clearable(self._exchange.under_way)
-        self._synchronized = False
-        self._exchange.clear_gradients(set_to_none)
+        if self._aiacc_exchange.under_way:
+            self._aiacc_exchange.begin_anew()
+            self._aiacc_check_clearable(self._aiacc_exchange.under_way)
+        self._aiacc_synchronized = False
+        self._aiacc_exchange.clear_gradients(set_to_none)
 
     # --- state
 
@@ -278,9 +280,9 @@ class DecoupledDistributed(ReducingOptimizer):
             ValueError: The ranks have done different numbers of steps, or have lost state.
             CollectiveError: The operation failed.
         """
-        if self._exchange is not None:
-            self.flush()
-            self._shards.consolidate(self._own_state_dict(), to)
+        if self._aiacc_exchange is not None:
+            self._aiacc_exchange.flush()
+            self._aiacc_shards.consolidate(self._aiacc_own_state_dict(), to)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all ranks, as a plain optimizer of the same parameters has it.
@@ -294,12 +296,12 @@ class DecoupledDistributed(ReducingOptimizer):
         Raises:
             RuntimeError: The state was not collected on this rank since the last step.
         """
-        if self._exchange is None:
+        if self._aiacc_exchange is None:
             return super().state_dict()
-        self.flush()
-        return self._shards.whole(self._own_state_dict())
+        self._aiacc_exchange.flush()
+        return self._aiacc_shards.whole(self._aiacc_own_state_dict())
 
-    def _own_state_dict(self) -> dict[str, Any]:
+    def _aiacc_own_state_dict(self) -> dict[str, Any]:
         """That of this rank's segments."""
         state = self.state
         for key in [key for key, entries in state.items() if not entries]:
@@ -317,17 +319,17 @@ class DecoupledDistributed(ReducingOptimizer):
         Raises:
             ValueError: It is of other parameters.
         """
-        exchange = self._exchange
+        exchange = self._aiacc_exchange
         if exchange is None:
             with kept_shared(self):
                 super().load_state_dict(state_dict)
             return
         if exchange.under_way:
             exchange.drop()
-        self._synchronized, self._should_synchronize = False, True
+        self._aiacc_synchronized, self._aiacc_should_synchronize = False, True
         with kept_shared(self):
-            super().load_state_dict(self._shards.cut(state_dict))
-        self._shards.loaded(state_dict)
+            super().load_state_dict(self._aiacc_shards.cut(state_dict))
+        self._aiacc_shards.loaded(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not available.
@@ -350,10 +352,10 @@ class DecoupledDistributed(ReducingOptimizer):
 
     # --- as of the other schedule
 
-    @property
+    @setting
     def backward_passes_per_step(self) -> int:
         """Backward passes that are accumulated before each reduction."""
-        return self._passes
+        return self._aiacc_passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Accumulate ``passes`` backward passes locally before each reduction.
@@ -361,19 +363,19 @@ class DecoupledDistributed(ReducingOptimizer):
         Raises:
             ValueError: ``passes`` is not positive.
         """
-        self._passes = check_passes(passes)
-        if self._exchange is not None:
-            self._exchange.set_passes(passes)
+        self._aiacc_passes = check_passes(passes)
+        if self._aiacc_exchange is not None:
+            self._aiacc_exchange.set_passes(passes)
 
     # --- jobs
 
-    def _form(self, failure: CollectiveError | None = None) -> None:
+    def _aiacc_form(self, failure: CollectiveError | None = None) -> None:
         """Divide parameters and state among the ranks of the job, if there are several.
 
         After a ``failure`` these still have different parts of the parameters.
         """
-        self._synchronized, self._should_synchronize = False, True
-        setup = self._setup
+        self._aiacc_synchronized, self._aiacc_should_synchronize = False, True
+        setup = self._aiacc_setup
         if not has_company(setup.options.process_set):
             return
         trainable = [(name, p) for name, p in setup.named if p.requires_grad]
@@ -384,21 +386,23 @@ class DecoupledDistributed(ReducingOptimizer):
         planned = planner.argument == "plan" and basics.local_size() < basics.size()
         lanes = _core.lanes() if planned else 1
         plan = division.buckets(planner, describe(trainable))
-        self._exchange = Exchange(setup.model, trainable, plan, setup.options, self._passes, lanes)
-        self._finalizer = finalizer = weakref.finalize(self, self._exchange.detach)
+        self._aiacc_exchange = Exchange(
+            setup.model, trainable, plan, setup.options, self._aiacc_passes, lanes
+        )
+        self._aiacc_finalizer = finalizer = weakref.finalize(self, self._aiacc_exchange.detach)
         finalizer.atexit = False  # type: ignore[misc]  # a property
-        self._shards.attach(self.param_groups, self.state, self._exchange)
-        for bucket in self._exchange.buckets:
+        self._aiacc_shards.attach(self.param_groups, self.state, self._aiacc_exchange)
+        for bucket in self._aiacc_exchange.buckets:
             bucket.count()
         if failure is not None:
-            self._exchange.inherit(failure)
+            self._aiacc_exchange.inherit(failure)
 
-    def _renew(self) -> None:
+    def _aiacc_renew(self) -> None:
         """In a job that starts anew, with other ranks perhaps."""
         failure = None
-        if self._exchange is not None:
-            failure = self._exchange.forget()
-            self._shards.detach(self.param_groups, self.state)
-            self._exchange = None
-            self._finalizer()
-        self._form(failure)
+        if self._aiacc_exchange is not None:
+            failure = self._aiacc_exchange.forget()
+            self._aiacc_shards.detach(self.param_groups, self.state)
+            self._aiacc_exchange = None
+            self._aiacc_finalizer()
+        self._aiacc_form(failure)

@@ -46,7 +46,7 @@ class Fuser:
             self._left = False
         elif recording is None:
             # Not from the first step, in which the ranks agree and allocate.
-            gradients = [] if self._optimizer is None else self._optimizer.unplanned
+            gradients = [] if self._optimizer is None else self._optimizer._aiacc_unplanned
             self._capture.recording = Recording(gradients)
         elif not builds:
             recording.drop()
@@ -57,7 +57,7 @@ class Fuser:
                 self.detach()
                 merged = execution.fuse_by(recording, costs)
                 if merged and self._optimizer is not None:
-                    self._optimizer.follow(merged)
+                    self._optimizer._aiacc_follow(merged)
 
     def restart(self) -> None:
         """Begin anew."""

@@ -404,7 +404,7 @@ class KFAC:
     def _take_gradients(self) -> None:
         if isinstance(self._optimizer, DistributedOptimizerMixin):
             began = time.perf_counter()
-            self._optimizer.settle()
+            self._optimizer._aiacc_settle()
             self._report.note("wait for gradients", began)
 
     def _average(self, arrived: list[Arrived]) -> None:

@@ -50,7 +50,7 @@ class _Auto:
     @property
     def found(self):
         """The one that finds it, which has no public statistics."""
-        return self.optimizer._plan
+        return self.optimizer._aiacc_plan
 
     @property
     def codecs(self):

@@ -113,7 +113,7 @@ def _scaled(training):
 @on_ranks(3, each={"kind": ["nesterov", "adamw"]})
 def test_ranks_that_have_no_part_of_the_parameters(kind):
     training = compare_late(_scaled, Recipe(_tiny, KINDS[kind], _tiny_loss))
-    assert 0 in hvd.allgather_object(len(training.optimizer._shards._segments))
+    assert 0 in hvd.allgather_object(len(training.optimizer._aiacc_shards._segments))
     training.load(training.state())
     training.backward(9)
     training.clip(1.0)
@@ -126,7 +126,7 @@ def test_the_last_bucket_leaves_in_the_backward_pass():
     training = start()
     train(training, range(2))
     flush, calls = _core.flush, []
-    _core.flush = lambda: calls.append(training.optimizer._exchange.under_way) or flush()
+    _core.flush = lambda: calls.append(training.optimizer._aiacc_exchange.under_way) or flush()
     training.zero_grad()
     training.backward(2)
     assert calls == [True]
@@ -346,7 +346,7 @@ def _large():
 def _with_state(training):
     train(training, range(4))
     if not isinstance(training, Alone):
-        (bucket,) = training.optimizer._exchange.buckets
+        (bucket,) = training.optimizer._aiacc_exchange.buckets
         assert bucket.layout.parts == 4
         mine = _elements(training.optimizer.state)
         assert 0.45 < mine / _elements(training.state()["state"]) < 0.55
@@ -382,7 +382,7 @@ def test_the_state_of_a_rank_is_broadcast():
     found = optimizer.state_dict()
     assert found["param_groups"][0]["lr"] == 0.75
     torch.testing.assert_close(found["state"], expected["state"], rtol=0, atol=0)
-    assert len(optimizer.state) == len(optimizer._shards._segments)
+    assert len(optimizer.state) == len(optimizer._aiacc_shards._segments)
     train(training, range(2, 3))
     hvd.broadcast_parameters(training.model.state_dict(), 0)
 

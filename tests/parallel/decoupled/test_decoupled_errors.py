@@ -187,7 +187,7 @@ def test_only_new_parameters_mend_a_failure():
     average = copy.deepcopy(model)
     train(training, range(2)).optimizer.flush()
     gone = r"the network has gone; .* load parameters"
-    optimizer._exchange._fail("the network has gone")
+    optimizer._aiacc_exchange._fail("the network has gone")
     average.load_state_dict(net().state_dict())
     hvd.broadcast_parameters(average.state_dict(), 0)
     hvd.broadcast_parameters(list(average.named_parameters()), 0)
@@ -196,7 +196,7 @@ def test_only_new_parameters_mend_a_failure():
     model.load_state_dict(average.state_dict())
     train(training, range(2, 4))
     optimizer.consolidate_state_dict(None)
-    optimizer._exchange._fail("the network has gone")
+    optimizer._aiacc_exchange._fail("the network has gone")
     hvd.shutdown()
     hvd.init()
     with pytest.raises(CollectiveError, match=gone):
@@ -230,7 +230,7 @@ def test_a_rank_that_dies(when, folder):
     model, optimizer = training.model, training.optimizer
     optimizer.flush()
     before = copied(model.parameters())
-    exchange = optimizer._exchange
+    exchange = optimizer._aiacc_exchange
 
     def gather():  # all shards have their gradients, the parameters are not sent
         del exchange._gather
@@ -275,7 +275,7 @@ def _made_anew(steps, training):
         train(training, range(5))
         return
     training.optimizer = wrap(training.model)
-    for hook in old._exchange._hooks:
+    for hook in old._aiacc_exchange._hooks:
         hook.remove()
     train(training, range(3))
     del old
@@ -345,7 +345,7 @@ def test_gradients_that_have_left_stay_in_memory_until_another_ranks_have_come()
     if hvd.rank() == 0:
         memory = [
             tensor.untyped_storage().data_ptr()
-            for bucket in training.optimizer._exchange.buckets
+            for bucket in training.optimizer._aiacc_exchange.buckets
             for tensor in (bucket._gradients, bucket.gradient)
         ]
         del training
@@ -354,7 +354,7 @@ def test_gradients_that_have_left_stay_in_memory_until_another_ranks_have_come()
         assert {tensor.untyped_storage().data_ptr() for tensor in used}.issuperset(memory)
         hvd.barrier()
     else:
-        training.optimizer._exchange.reduce()
+        training.optimizer._aiacc_exchange.reduce()
     hvd.barrier()
 
 
@@ -365,7 +365,7 @@ def test_a_step_that_is_interrupted(where):
     model, optimizer = training.model, training.optimizer
     optimizer.flush()
     saved = {name: value.clone() for name, value in model.state_dict().items()}
-    bucket = optimizer._exchange.buckets[1]
+    bucket = optimizer._aiacc_exchange.buckets[1]
     if where == "hide":
 
         class _Interrupts(list):
@@ -423,7 +423,7 @@ def test_a_thread_that_reads_during_a_step_waits():
     reader = threading.Thread(target=lambda: found.append(last.clone()))
 
     def gather(bucket):
-        if bucket is training.optimizer._exchange.buckets[0]:
+        if bucket is training.optimizer._aiacc_exchange.buckets[0]:
             reader.start()
             reader.join(0.3)  # it would have the values of before by then
         begin(bucket)

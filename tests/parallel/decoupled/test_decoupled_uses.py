@@ -401,8 +401,8 @@ def test_a_use_waits_for_its_bucket_only():
     model.zero_grad()
     optimizer.zero_grad()
     assert all_awaited(optimizer)
-    assert not any(bucket.open for bucket in optimizer._exchange.buckets)
+    assert not any(bucket.open for bucket in optimizer._aiacc_exchange.buckets)
     assert functional.linear(rows(0, 0), model[0].weight).shape == (8, 40)
-    assert [bucket.open for bucket in optimizer._exchange.buckets].count(True) == 1
+    assert [bucket.open for bucket in optimizer._aiacc_exchange.buckets].count(True) == 1
     assert [b for b in optimizer.buckets if not set(b) & set(optimizer.awaited)] == [["0.weight"]]
     check_same_everywhere(model)

@@ -520,9 +520,9 @@ def test_a_plan_of_recorded_steps_fuses_factors_and_gradients_and_changes_no_res
             f"{layer} {side}" for layer in range(LAYERS) for side in "AG"
         )
         assert hvd.allgather(torch.tensor([len(together)])).unique().numel() == 1
-        assert not optimizer.unplanned  # gradients follow the same plan
+        assert not optimizer._aiacc_unplanned  # gradients follow the same plan
         for fusion in ("threshold", "bulk"):
             other, _, plain = _train_by(fusion, kind)
-            assert len(plain.unplanned) == 2 * LAYERS
+            assert len(plain._aiacc_unplanned) == 2 * LAYERS
             for one, two in zip(model.parameters(), other.parameters(), strict=True):
                 torch.testing.assert_close(one, two)

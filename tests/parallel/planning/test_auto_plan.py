@@ -87,7 +87,7 @@ def test_ranks_that_join_early_count_anew_and_steps_without_them_are_not_kept():
     optimizer = training.optimizer
     if hvd.rank() == 0:
         train(training, range(50))
-        assert len(optimizer._plan._recorder._steps) < 13
+        assert len(optimizer._aiacc_plan._recorder._steps) < 13
     hvd.join()
 
 
@@ -97,11 +97,13 @@ def test_a_job_that_starts_anew_plans_anew():
     optimizer = training.optimizer
     train(training, range(50))
     assert len(optimizer.buckets) == 1
-    assert not optimizer._plan._seconds  # it measures no more
-    optimizer._plan._watched *= 4  # as after two changes
+    assert not optimizer._aiacc_plan._seconds  # it measures no more
+    optimizer._aiacc_plan._watched *= 4  # as after two changes
     hvd.shutdown()
     hvd.init()
-    assert optimizer._plan._watched == auto_plan.WATCHED, "as a new worker, who has not looked"
+    assert optimizer._aiacc_plan._watched == auto_plan.WATCHED, (
+        "as a new worker, who has not looked"
+    )
     train(training, range(5))
     assert len(optimizer.buckets) == 8
     train(training, range(20))
@@ -260,14 +262,14 @@ def test_buckets_that_a_rank_has_no_memory_for_have_none_anywhere(plan):
     def trained(training):
         if isinstance(training, Alone) or hvd.rank() == 0:
             return train(training, range(20))
-        reducer = training.optimizer._reducer
+        reducer = training.optimizer._aiacc_reducer
         reducer.options = reducer.options._replace(storage=storage)
         with pytest.warns(UserWarning, match=r"no memory for the buckets .*as of a GPU"):
             return train(training, range(20))
 
     optimizer = compare(trained, NET, plan=plan, gradient_as_bucket_view=True).optimizer
     assert [len(bucket) for bucket in optimizer.buckets] == [8]
-    assert optimizer._reducer.buckets[0].flat is None
+    assert optimizer._aiacc_reducer.buckets[0].flat is None
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -276,7 +278,7 @@ def test_a_rank_whose_times_cannot_be_read_ends_its_steps(failing):
     training = start("single")
     optimizer = training.optimizer
     if hvd.rank() == failing:
-        optimizer._plan._recorder._between = None
+        optimizer._aiacc_plan._recorder._between = None
         with pytest.warns(UserWarning, match="the recorded times cannot be read, TypeError"):
             train(training, range(20))
     else:
@@ -288,7 +290,9 @@ def test_a_rank_whose_times_cannot_be_read_ends_its_steps(failing):
 def test_units_stay_as_one_optimizer_has_chosen_them_and_end_with_it_or_the_job():
     unit = _core.stats()["unit_bytes"]
     first = train(start(), range(STEPS))
-    units.grow(8, first.optimizer._plan, hvd.global_process_set)  # as its search may have chosen
+    units.grow(
+        8, first.optimizer._aiacc_plan, hvd.global_process_set
+    )  # as its search may have chosen
     second = train(start(), range(STEPS))
     assert _core.stats()["unit_bytes"] == 8 * unit
     del first, second
@@ -296,8 +300,8 @@ def test_units_stay_as_one_optimizer_has_chosen_them_and_end_with_it_or_the_job(
     hvd.barrier()
     hvd.barrier()
     assert _core.stats()["unit_bytes"] == unit
-    assert not third._plan._seconds
-    units.grow(8, third._plan, hvd.global_process_set)
+    assert not third._aiacc_plan._seconds
+    units.grow(8, third._aiacc_plan, hvd.global_process_set)
     hvd.shutdown()
     os.environ["AIACC_UNIT_BYTES"] = "64K"
     hvd.init()

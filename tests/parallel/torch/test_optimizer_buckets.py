@@ -43,7 +43,7 @@ def _wrap(model, **options):
 
 
 def _flats(optimizer):
-    return [bucket.flat for bucket in optimizer._reducer.buckets if bucket.flat is not None]
+    return [bucket.flat for bucket in optimizer._aiacc_reducer.buckets if bucket.flat is not None]
 
 
 def _gradients(model):

@@ -17,11 +17,13 @@ import aiacc
 import aiacc.torch as hvd
 from aiacc import _core
 from aiacc.collectives.dtypes import core_code, factor_of
+from aiacc.optim import AdamSGD
 from aiacc.planning.plan import Plan
 from aiacc.process_sets import ProcessSet
 from aiacc.torch.adapter import DTYPE_CODES, MOVED
 from aiacc.torch.distributed.work import Limit
 from aiacc.torch.reducer.plan import numbered
+from aiacc.torch.wrapped_optimizer import REPLACED
 
 pytestmark = pytest.mark.usefixtures("job_of_one")
 
@@ -279,6 +281,46 @@ def test_optimizer_is_of_the_wrapped_class_with_its_state_and_arguments():
 
     wrapped = hvd.DistributedOptimizer(Odd(_model().parameters(), lr=0.1, secret=7))
     assert wrapped.secret == 7
+
+
+@pytest.mark.parametrize("options", [{}, {"op": hvd.Adasum}, {"schedule": "decoupled"}], ids=str)
+def test_what_a_wrapped_optimizer_calls_its_own_stays_so(options):
+    def wrap(cls):
+        model = _model()
+        model(torch.ones(1, 2)).sum().backward()
+        of = {"model": model} if "schedule" in options else {}
+        return hvd.DistributedOptimizer(cls(model.parameters(), 0.1), **options, **of)
+
+    plain = wrap(torch.optim.SGD)
+    mixins = [cls for cls in type(plain).__mro__ if cls.__module__.startswith("aiacc")]
+    added = {name for cls in mixins for name in vars(cls)} - REPLACED
+    names = {name for name in added if not name.startswith(("__", "_aiacc", "_step_supports"))}
+    assert {"op", "process_set", "_parameter_names"} < names
+    names |= {"_reducer", "_exchange", "_options", "_compression", "settle", "follow"}
+    with pytest.raises(AttributeError, match=r"op = 'x' .*pass it to DistributedOptimizer"):
+        plain.op = "x"
+
+    def init(self, *args):
+        torch.optim.SGD.__init__(self, *args)
+        for name in names - vars(type(self)).get("class", set()):
+            setattr(self, name, "mine")
+
+    def step(self, closure=None):
+        assert {getattr(self, name) for name in names} == {"mine"}
+        for name in names:
+            setattr(self, name, "anew")
+        return torch.optim.SGD.step(self, closure)
+
+    of_class = dict.fromkeys(names, "mine") | {"class": names}
+    for members in ({}, of_class, {"__slots__": tuple(names)}):
+        methods = {"__init__": init, "step": step, "is_elementwise": True}
+        optimizer = wrap(type("Own", (torch.optim.SGD,), members | methods))
+        optimizer.step()
+        assert {getattr(optimizer, name) for name in names} == {"anew"}
+    hybrid = wrap(AdamSGD)
+    hybrid.follow(lambda number: 1.0)
+    hybrid.step()
+    assert hybrid.param_groups[0]["share"] == 1
 
 
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
