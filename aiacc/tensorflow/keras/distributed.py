@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -103,6 +104,22 @@ class Distributed:
         if name == self._aiacc_mark:
             self._aiacc_share(self._aiacc_around())
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickles are of the original class, as what is saved: they load without aiacc."""
+        del protocol  # from 2 on a pickle has to be of the class itself
+        members = {name: value for name, value in vars(self).items() if name != "_aiacc"}
+        return _instance(_original(type(self)), members).__reduce_ex__(1)
+
+    def __copy__(self) -> Any:
+        """A distributed one, with the same state."""
+        return _instance(type(self), vars(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A distributed one, with a copy of the state."""
+        memo[id(self)] = copied = _instance(type(self), {})
+        copied.__dict__.update(copy.deepcopy(vars(self), memo))
+        return copied
+
     def register_local_var(self, variable: Any) -> None:
         """Leave the gradient of a variable of TensorFlow or Keras to each rank."""
         self._aiacc.local[identity(variable)] = variable
@@ -133,6 +150,17 @@ class Distributed:
                 "whether gradients are finite); use DistributedOptimizer(LossScaleOptimizer("
                 "optimizer)), with auto_scale_loss=False in model.compile of Keras 3"
             )
+
+
+def _original(cls: type[Distributed]) -> type:
+    """The class that `convert` has derived ``cls`` from."""
+    return next(base for base in cls.__mro__ if not issubclass(base, Distributed))
+
+
+def _instance(cls: type, members: dict[str, Any]) -> Any:
+    made = object.__new__(cls)
+    made.__dict__.update(members)  # neither Keras's way to set attributes nor TensorFlow's
+    return made
 
 
 def convert(optimizer: Any, mixin: type[Distributed], parts: Parts) -> None:

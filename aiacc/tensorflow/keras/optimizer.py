@@ -43,8 +43,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     same order. In a compiled step, as that of ``fit``, each gradient travels as soon as it is
     there, while the others are computed.
     ``register_local_var`` excepts a variable. Optimizers that its class makes, as ``from_config``
-    does, and copies by `copy.deepcopy` reduce gradients, too. What is saved, serialised or pickled
-    is of the original class.
+    does, and its copies by `copy` reduce gradients, too. What is saved, serialised or pickled is of
+    the original class, also in a copy of a model by `copy.deepcopy`, which Keras saves and loads.
 
     It may be around a LossScaleOptimizer of Keras or in one, such as ``model.compile``
     puts around an optimizer if the policy is mixed_float16. Gradients are reduced while the loss

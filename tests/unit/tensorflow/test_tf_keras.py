@@ -1,5 +1,7 @@
 """What becomes of optimizers of tf_keras, and which Keras is chosen, without other ranks."""
 
+import copy
+import pickle
 import sys
 
 import keras
@@ -8,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import aiacc.tensorflow as hvd
+from aiacc.tensorflow.keras.distributed import Distributed
 from tests.support.programs import run_program
 
 LEGACY = tf_keras.optimizers.legacy
@@ -39,6 +42,31 @@ def test_names_and_optimizers_of_both_in_one_process():
         assert isinstance(hvd.DistributedOptimizer(wanted()), wanted)
     with pytest.raises(ValueError, match=r"builtins\.str \(expected an optimizer of Keras 3"):
         hvd.DistributedOptimizer("sgd")
+
+
+@pytest.mark.usefixtures("job_of_one")
+def test_pickles_are_of_the_original_class_and_copies_are_distributed():
+    def scaled(rate):
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(rate))
+
+    for make in (keras.optimizers.SGD, keras.optimizers.AdamW, scaled):
+        optimizer, variable = make(0.25), tf.Variable([1.0])
+        original = type(optimizer)
+        optimizer.iterations.assign(3)
+        wrapped = hvd.DistributedOptimizer(optimizer)
+        for again in (pickle.loads(pickle.dumps(wrapped)), pickle.loads(pickle.dumps(wrapped, 2))):
+            assert type(again) is original
+            assert int(again.iterations) == 3
+            assert type(getattr(again, "inner_optimizer", again)).__module__.startswith("keras")
+        for copied in (copy.copy(wrapped), copy.deepcopy(wrapped), wrapped):
+            assert type(copied).__mro__[2:4] == (Distributed, original)
+            copied.apply_gradients([(tf.constant([1.0]), variable)])
+        assert int(wrapped.iterations) >= 4
+    for make in (tf_keras.optimizers.SGD, LEGACY.SGD):  # of which Keras pickles none
+        for optimizer in (make(), hvd.DistributedOptimizer(make())):
+            with pytest.raises((TypeError, AttributeError), match=r"weakref|local object"):
+                pickle.dumps(optimizer)
+        assert isinstance(copy.copy(optimizer), Distributed)
 
 
 def _python(program, **environment):
