@@ -25,6 +25,14 @@ Environment = Callable[[int, str, str], Mapping[str, str]]
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
+_REMEDIES = {
+    errno.EAGAIN: "; raise the limit of processes (ulimit -u, or pids.max of the container), or "
+    "start fewer ranks",
+    **dict.fromkeys(
+        (errno.EMFILE, errno.ENFILE),
+        "; raise the limit of open files (ulimit -n), or start fewer ranks",
+    ),
+}
 
 
 class Rank:
@@ -99,9 +107,24 @@ class Job:
         self._killed = False
         #: Only ranks have failed that name others, which get the time to end by themselves.
         self._waits = False
+        self._starting = True
         self._result: int | None = None
         self._announced: int | None = None
         self._interrupted_by = 0
+
+    def start_all(
+        self, ranks: int, command: Sequence[str], environment: Callable[[int], Mapping[str, str]]
+    ) -> bool:
+        """Start the ranks, until one has failed or a signal has come; False as of `start`."""
+        for rank in range(ranks):
+            self._turn(0)
+            if self._result is not None:
+                self._say(f"{rank_list(range(rank, ranks))} will not be started")
+                break
+            if not self.start(rank, command, environment(rank)):
+                return False
+        self._starting = False
+        return True
 
     def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> bool:
         """Start one rank; False, after saying so, if that is impossible."""
@@ -119,9 +142,8 @@ class Job:
                 preexec_fn=_die_with_parent,
             )
         except OSError as error:
-            remedy = "; raise the limit of open files (ulimit -n), or start fewer ranks"
-            full = error.errno in (errno.EMFILE, errno.ENFILE)
-            self._say(f"rank {rank} could not be started: {error}{remedy if full else ''}")
+            remedy = _REMEDIES.get(error.errno or 0, "")
+            self._say(f"rank {rank} could not be started: {error}{remedy}")
             self._result = 127 if isinstance(error, FileNotFoundError) else 126
             return False
         finally:
@@ -249,7 +271,9 @@ class Job:
         for number in numbers:
             if number not in _FORWARDED:
                 continue
-            if all(rank.ended for rank in self._ranks):  # only readers are waited for
+            if not self._starting and all(
+                rank.ended for rank in self._ranks
+            ):  # only readers are waited for
                 self._result = self._result or 128 + number
                 self._deadline = time.monotonic()
                 continue
@@ -319,9 +343,7 @@ def run_local(
             signals=signals, tag_output=tag_output, output_folder=output_folder, grace_s=grace_s
         )
         try:
-            if all(
-                job.start(rank, command, environment(rank, address, token)) for rank in range(ranks)
-            ):
+            if job.start_all(ranks, command, lambda rank: environment(rank, address, token)):
                 job.wait()
         finally:
             job.close()

@@ -14,7 +14,7 @@ import aiacc
 from aiacc import _core, mpi_library
 from aiacc.bootstrap.processes import fill_standard_descriptors
 from aiacc.config import child_environment
-from aiacc.run import merge_timelines, netcheck
+from aiacc.run import limits, merge_timelines, netcheck
 from aiacc.run.command import (
     Launch,
     as_horovod,
@@ -100,13 +100,16 @@ def _run(options: argparse.Namespace) -> int:
     if replaced := check_environment(launch, config):
         _say(f"ignored: {', '.join(replaced)} of the environment (aiaccrun sets its own)")
     base = child_environment({})
-    threads = default_threads(base, launch.ranks, len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    threads = default_threads(base, launch.ranks, cores)
     if options.dry_run:
         for rank in range(launch.ranks):
             variables = {**threads, **local_environment(rank, launch, "127.0.0.1:PORT", "RANDOM")}
             print(f"rank {rank}: {_assignments(variables)} {shlex.join(launch.command)}")
         return 0
     base.update(threads)
+    if word := limits.check(launch.ranks, cores, to_files=bool(options.output_filename)):
+        _say(word)
     if options.verbose:
         _say(f"{launch.ranks} x {shlex.join(launch.command)}")
     return run_local(
@@ -142,6 +145,10 @@ def _launch_of(options: argparse.Namespace) -> Launch:
             "how many ranks? (expected -np N with N >= 1, or --hosts)"
             + (wrapper if options.as_horovod else "")
         )
+    try:
+        _core.config({"AIACC_SIZE": str(ranks)})
+    except ValueError as error:
+        raise ValueError(f"-np {ranks} is more than a job can have: {error}") from None
     if hosts:
         hosts = take(hosts, ranks)
     return Launch(

@@ -93,10 +93,31 @@ def test_what_ranks_started_is_not_left_behind(tmp_path):
 def test_a_program_that_cannot_be_started_and_a_launcher_without_descriptors(capfd, monkeypatch):
     assert run_local(2, ("/nowhere/program",), lambda *_: {}) == 127
     assert "rank 0 could not be started" in capfd.readouterr().err
-    full = Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
-    monkeypatch.setattr(subprocess, "Popen", full)
-    assert run_local(2, ("program",), lambda *_: {}) == 126
-    assert "Too many open files; raise the limit of open files (ulimit" in capfd.readouterr().err
+    for number, remedy in ((errno.EMFILE, "open files (ulimit -n)"), (errno.EAGAIN, "processes (")):
+        full = Mock(side_effect=OSError(number, "Too many"))
+        monkeypatch.setattr(subprocess, "Popen", full)
+        assert run_local(2, ("program",), lambda *_: {}) == 126
+        assert f"Too many; raise the limit of {remedy}" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("code", "how"), [(143, "SIGTERM received; all 2"), (3, "exit code 3")])
+def test_no_rank_is_started_after_a_signal_or_a_failure(capfd, code, how):
+    asked = []
+
+    def environment(rank, *_):
+        asked.append(rank)
+        if rank == 1 and code == 3:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        elif rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {"FIRST": str(rank == 0)}
+
+    program = f"import os\nif {code} == 3 and os.environ['FIRST'] == 'True': os._exit(3)\n{FOREVER}"
+    assert run_local(99999, (sys.executable, "-c", program), environment) == code
+    said = capfd.readouterr().err
+    assert asked == [0, 1]
+    assert how in said
+    assert "ranks 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 99987 more will not be started" in said
 
 
 PRINT_PID = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
