@@ -112,7 +112,7 @@ class AdamSGD(torch.optim.Optimizer):
     def _update(self, group: dict[str, Any], parameter: torch.Tensor, grad: torch.Tensor) -> None:
         state = self.state[parameter]
         if "step" not in state:
-            state["step"] = torch.zeros(())
+            state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         state["step"] += 1

@@ -123,7 +123,7 @@ class LAMB(TrustRatioOptimizer):
         for parameter, state in zip(params, states, strict=True):
             if "step" not in state:
                 device = parameter.device if group["capturable"] else "cpu"
-                state["step"] = torch.zeros((), device=device)
+                state["step"] = torch.zeros((), dtype=torch.float32, device=device)
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
         for (steps,) in trust.by_kind([state["step"] for state in states]):

@@ -226,7 +226,8 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         """The loss of all ranks: LBFGS decides by it how often to call the closure."""
         if not self._aiacc_reducer.attached:
             return loss
-        total = torch.as_tensor(loss).detach().clone()
+        device = loss.device if isinstance(loss, torch.Tensor) else "cpu"
+        total = torch.as_tensor(loss, device=device).detach().clone()
         return allreduce_(
             total,
             name="loss_of_lbfgs",

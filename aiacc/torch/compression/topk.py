@@ -60,7 +60,7 @@ def topk_threshold(
     if not 0 <= count <= tensor.numel():
         raise ValueError(f"k={count} (expected 0 to {tensor.numel()}, the number of elements)")
     flat = plain(tensor, "topk_threshold").view(-1)
-    pairs = torch.empty(2 * count, dtype=torch.float32)
+    pairs = torch.empty(2 * count, dtype=torch.float32, device="cpu")
     finite = _core.select_largest(
         pairs.data_ptr(), flat.data_ptr(), flat.numel(), count, MODES[mode]
     )

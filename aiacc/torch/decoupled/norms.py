@@ -27,7 +27,8 @@ def total_norm(
     if order in (0, -math.inf) or math.isnan(order):  # of which parts have no norm together
         raise ValueError(f"norm_type={norm_type!r} (expected another number, or inf); pass 2.0")
     norms = [torch.linalg.vector_norm(g, order, dtype=_wide(g)).double() for g in gradients]
-    own = torch.stack([norm.cpu() for norm in norms]) if norms else torch.zeros(1).double()
+    none = torch.zeros(1, dtype=torch.float64, device="cpu")
+    own = torch.stack([norm.cpu() for norm in norms]) if norms else none
     if math.isinf(order):
         total = own.max().reshape(1)
         return allreduce_(total, None, "decoupled_norm", Max, process_set=process_set)[0]

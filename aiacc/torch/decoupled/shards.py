@@ -244,7 +244,8 @@ class Shards:
         if to is not None and to not in range(size):
             raise ValueError(f"to={to!r} (expected None or a rank, 0 to {size - 1})")
         known = self._whole is not None or (to is not None and to != exchange.rank)
-        facts = torch.tensor([int(known), int(not self._lost), self._steps, -self._steps])
+        numbers = [int(known), int(not self._lost), self._steps, -self._steps]
+        facts = torch.tensor(numbers, device="cpu")
         allreduce_(facts, None, "decoupled_state", Min, process_set=self._process_set)
         all_know, none_lost, least, most = facts.tolist()
         if not none_lost or least != -most:

@@ -74,7 +74,8 @@ def _gathered(
         return found
     widest = max((factor.dtype for factor in factors), key=lambda dtype: dtype.itemsize)
     # A first element says whether there is a mean.
-    flat = torch.zeros(sum(1 + factor.packed for factor in owned[ranks.index]), dtype=widest)
+    elements = sum(1 + factor.packed for factor in owned[ranks.index])
+    flat = torch.zeros(elements, dtype=widest, device="cpu")
     begin = 0
     for factor in owned[ranks.index]:
         end = begin + 1 + factor.packed
@@ -88,7 +89,7 @@ def _gathered(
         for factor in owned[rank]:
             end = begin + 1 + factor.packed
             if rank != ranks.index and everyones[begin] > 0:
-                mean = torch.empty(factor.shape, dtype=widest)
+                mean = torch.empty(factor.shape, dtype=widest, device="cpu")
                 unpack(everyones[begin + 1 : end], [mean])
                 found[factor.name] = mean.to(factor.dtype)
             begin = end

@@ -125,7 +125,7 @@ def take_parts(
         if like.is_complex():
             values = torch.view_as_complex(values)
         total = torch.sparse_coo_tensor(
-            indices.t(), values, like.shape, check_invariants=True
+            indices.t(), values, like.shape, device=values.device, check_invariants=True
         ).coalesce()
         return total if divide_by is None else (total / divide_by).coalesce()
 
@@ -134,7 +134,9 @@ def empty_like(parameter: torch.Tensor, sparse_dim: int) -> torch.Tensor:
     """A sparse gradient without entries, of so many sparse dimensions."""
     indices = parameter.new_empty((sparse_dim, 0), dtype=torch.int64)
     values = parameter.new_empty((0, *parameter.shape[sparse_dim:]), requires_grad=False)
-    return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=True)
+    return torch.sparse_coo_tensor(
+        indices, values, parameter.shape, device=parameter.device, check_invariants=True
+    )
 
 
 def with_remedy(error: MismatchError) -> MismatchError:

@@ -45,7 +45,7 @@ class BucketCodec:
         self._on = self._whole and 2 * elements > sum(p.numel() for _, p in named)
         self._held: dict[str, list[torch.Tensor]] = {}
         #: Without elements, on the device of the gradients, where what is kept of them is, too.
-        self._like = torch.empty(0)
+        self._like = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def __call__(self, tensors: list[torch.Tensor]) -> Encoded:
         """Of the gradients of the bucket, or of its flat tensor, in its next step."""

@@ -36,7 +36,8 @@ def add_up(state: dict[str, Any], process_set: ProcessSet) -> None:
         state["scale"] = next(scale for those, scale in everyones if those)
         mine = sorted({one for those, _ in everyones for one in those})
         for kind, name, shape in mine:  # in host memory, where ranks with nothing have zeros
-            kept[kind][name] = kept[kind].get(name, torch.zeros(shape)).cpu()
+            zeros = torch.zeros(shape, dtype=torch.float32, device="cpu")
+            kept[kind][name] = kept[kind].get(name, zeros).cpu()
     handles = [  # all at once, for each of them waits for the network
         allreduce_async_(
             kept[kind][name], op=Sum, name=f"feedback.{kind}.{name}", process_set=process_set

@@ -133,7 +133,7 @@ class LowRank:
         shape = matrix.shape[1], self._width(matrix)
         factor = self._factors.get(name)
         if factor is None or factor.shape != shape:
-            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            factor = torch.randn(shape, generator=generator, dtype=torch.float32)
+            generator = torch.Generator("cpu").manual_seed(zlib.crc32(name.encode()))
+            factor = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
             self._factors[name] = factor
         return factor

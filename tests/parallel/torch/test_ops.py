@@ -15,6 +15,7 @@ import aiacc.torch as hvd
 from aiacc.collectives import objects, submission
 from aiacc.collectives.handles import pending
 from aiacc.collectives.objects import gather_objects
+from aiacc.optim import AdamSGD
 from tests.support import operations
 from tests.support.jobs import on_ranks
 from tests.support.operations import DTYPES, FEW_SHAPES, Case, Frontend
@@ -336,14 +337,40 @@ def test_default_device_is_left_to_the_caller():
     batch = torch.ones(2, 4)
     parts = torch.ones(hvd.size())
     norm = hvd.SyncBatchNorm(4)
+    sparse = torch.ones(2, 3).to_sparse()
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(4, width) for width in (2, 8192, 2)]
+    plain = torch.optim.LBFGS(models[0].parameters())
+    lbfgs = hvd.DistributedOptimizer(plain, models[0].named_parameters())
+    low_rank = hvd.DistributedOptimizer(
+        AdamSGD(models[1].parameters()), models[1].named_parameters(), compression="powersgd:rank=1"
+    )
+    adam = torch.optim.Adam(models[2].parameters())
+    decoupled = hvd.DistributedOptimizer(adam, schedule="decoupled", model=models[2])
+
+    def loss(model):
+        total = model(batch).square().sum()
+        total.backward()
+        return total.item()
+
     with torch.device("meta"):
+        total = hvd.sparse_allreduce_async(sparse, name="sparse", op=hvd.Sum)()
+        for model in models[1:]:
+            loss(model)
+        low_rank.step()
+        decoupled.clip_grad_norm_(1.0)
+        decoupled.step()
+        hvd.broadcast_optimizer_state(decoupled, root_rank=0)
+        hvd.broadcast_optimizer_state(low_rank, root_rank=0)
+        low_rank.feedback.gathered_state_dict()
+        lbfgs.step(lambda: loss(models[0]))
         assert hvd.broadcast_object({"epoch": 3}, root_rank=0) == {"epoch": 3}
         assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
         gathered = hvd.allgather(weight)
         received, splits = hvd.alltoall(parts, splits=[1] * hvd.size())
         normalised = norm(batch)
     gathered.sum().backward()
-    for tensor in (gathered, weight.grad, received, splits, normalised):
+    for tensor in (gathered, weight.grad, received, splits, normalised, total):
         assert tensor.device.type == "cpu"
 
 

@@ -1,5 +1,6 @@
 """aiacc.torch in a job of one rank: what it refuses and why, names, optimizers."""
 
+import ast
 import functools
 import math
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.masked import masked_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._device import _device_constructors
 
 import aiacc
 import aiacc.torch as hvd
@@ -281,6 +283,19 @@ def test_optimizer_is_of_the_wrapped_class_with_its_state_and_arguments():
 
     wrapped = hvd.DistributedOptimizer(Odd(_model().parameters(), lr=0.1, secret=7))
     assert wrapped.secret == 7
+
+
+def test_tensors_that_are_made_say_on_which_device():
+    """Whatever torch.set_default_device says, which moves even those that are given."""
+    made = {function.__name__ for function in _device_constructors()} | {"Generator"}
+    for file in Path(aiacc.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {
+                f"torch.{n}" for n in made
+            }:
+                device = node.args if node.func.attr == "Generator" else node.keywords
+                said = [getattr(one, "arg", "device") for one in device]
+                assert {"device", None} & set(said), f"{file}:{node.lineno}"
 
 
 @pytest.mark.parametrize("options", [{}, {"op": hvd.Adasum}, {"schedule": "decoupled"}], ids=str)
