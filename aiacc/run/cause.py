@@ -21,6 +21,8 @@ class Ending(NamedTuple):
     asked: bool
     #: What it wrote to stderr of an error, the last line of a traceback if there is one.
     last_words: str
+    #: The last line that it wrote there, which may be why it ended, or not.
+    last_line: str = ""
 
 
 def first_cause(endings: Sequence[Ending]) -> Ending | None:

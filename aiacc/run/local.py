@@ -210,8 +210,8 @@ class Job:
         cause = first_cause(endings)
         if cause is not None:
             self._result = exit_code(endings)
-        if cause is not None and (cause.last_words or cause.rank != self._announced):
-            words = f": {cause.last_words}" if cause.last_words else ""
+        words = "" if cause is None else _words_of(cause)
+        if cause is not None and (words or cause.rank != self._announced):
             left = [ending.rank for ending in left_before(endings, cause)]
             if left:
                 words += f"; {rank_list(left)} had ended before, with exit code 0"
@@ -224,7 +224,7 @@ class Job:
                 rank.code,
                 rank.how_it_ended(),
                 rank.asked,
-                self._streams.last_words(rank.rank),
+                *self._streams.last_words(rank.rank),
             )
             for rank in self._ended
         ]
@@ -306,6 +306,14 @@ class Job:
             if not rank.ended:
                 rank.asked = True
                 rank.signal(number)
+
+
+def _words_of(cause: Ending) -> str:
+    """What it said of an error; else, of one that ended itself, as by ``sys.exit(text)``, last."""
+    if cause.last_words:
+        return f": {cause.last_words}"
+    own = cause.last_line and cause.code < 128
+    return f"; its last line was: {cause.last_line}" if own else ""
 
 
 _CHOSEN_BY_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")

@@ -8,9 +8,15 @@ from aiacc.run.sink import Screen, Sink
 
 #: What has no end of line is passed on when it is longer than this.
 _LONGEST = 1 << 20
+#: So much of a last line is repeated.
+_LONGEST_WORDS = 300
 #: What torchrun's and other loggers put before the lines of a traceback.
 _RANK = re.compile(rb"\[rank\d+\]: ?")
 _TRACEBACK = b"Traceback (most recent call last)"
+#: The first line of a group of exceptions, and what Python draws around those in it.
+_GROUP = re.compile(rb"  \+ Exception Group Traceback")
+_MEMBER = re.compile(rb" +\+(-\+)?-+ (\d+|\.\.\.) -+$")
+_MARGIN = re.compile(rb" +\| ?")
 #: The last line of a traceback, also of one that Python prints without its first.
 _EXCEPTION = re.compile(rb"[A-Za-z_][\w.]*(Error|Exception|Interrupt)(: .*)?$")
 #: How others tell an error: "train.py: error: no such option". Not "round-off errors", nor numbers
@@ -40,13 +46,18 @@ class Output:
         self._rest = bytearray()
         self._traceback: list[bytes] | None = None
         self._drops_interrupts = False
-        self._in_traceback = self._is_ignored = self._is_linked = False
-        self._error = self._complaint = b""
+        self._in_traceback = self._is_ignored = self._is_linked = self._in_group = False
+        self._error = self._complaint = self._last = b""
 
     @property
     def last_words(self) -> str:
         """The end of the last traceback, else the last line that tells an error, else ""."""
         return (self._error or self._complaint).decode(errors="replace")
+
+    @property
+    def last_line(self) -> str:
+        """The last line that says anything, such as what ``sys.exit(text)`` prints."""
+        return self._last[:_LONGEST_WORDS].decode(errors="replace")
 
     def drop_interrupts(self) -> None:
         """From now on, leave out tracebacks that an interrupt is the end of."""
@@ -97,7 +108,9 @@ class Output:
     def _noted(self, line: bytes) -> list[bytes]:
         """The lines to print now that this one has come."""
         text = line.rstrip()
-        self._note_error(_RANK.sub(b"", text, count=1))
+        words = _RANK.sub(b"", text, count=1)
+        self._last = words or self._last
+        self._note_error(words)
         if not self._drops_interrupts:
             return [line]
         if self._traceback is None:
@@ -112,7 +125,14 @@ class Output:
         return [] if is_consequence(text.decode(errors="replace")) else held
 
     def _note_error(self, text: bytes) -> None:
-        if text.startswith(b"Exception ignored in"):  # a traceback follows that ends nothing
+        if self._in_group and text.startswith(b" "):
+            self._note_in_group(text)
+            return
+        self._in_group = _GROUP.match(text) is not None
+        if self._in_group:
+            self._in_traceback, self._error = True, b""
+            self._is_ignored = self._is_linked = False
+        elif text.startswith(b"Exception ignored in"):  # a traceback follows that ends nothing
             self._is_ignored = True
         elif text.startswith(_TRACEBACK):
             self._in_traceback = True
@@ -129,6 +149,15 @@ class Output:
             self._error += b" " + text
         elif _COMPLAINT.match(text):
             self._complaint = text
+
+    def _note_in_group(self, text: bytes) -> None:
+        """The words of a group are those of itself and of all that are in it."""
+        words = _MARGIN.sub(b"", text, count=1)
+        if _MEMBER.match(text) or words.startswith(_TRACEBACK):
+            self._in_traceback = True
+        elif self._in_traceback and words != text and words[:1] not in b" \t":
+            self._in_traceback = False
+            self._error += (b"; " if self._error else b"") + words
 
 
 def is_consequence(last_words: str) -> bool:

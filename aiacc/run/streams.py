@@ -114,18 +114,18 @@ class Streams:
         """Print a line of our own to stderr."""
         self._sinks["stderr"].write(f"aiaccrun: {text}\n".encode())
 
-    def last_words(self, rank: int) -> str:
-        """What ``rank``, which has ended, has written to stderr of an error; see `Output`."""
+    def last_words(self, rank: int) -> tuple[str, str]:
+        """What ``rank``, which has ended, has written of an error, and at last; see `Output`."""
         if self._folder is None:
             output = self._outputs[rank, "stderr"]
             for source in [own for own, (each, _) in self._sources.items() if each is output]:
                 self._take(source)
-            return output.last_words
+            return output.last_words, output.last_line
         whole = Output(_Nowhere())
         with (self._folder / f"rank.{rank}" / "stderr").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
             whole.write(file.read())
-        return whole.last_words
+        return whole.last_words, whole.last_line
 
     def drop_interrupts(self) -> None:
         """From now on, leave out tracebacks that only say that a rank was interrupted."""

@@ -80,6 +80,12 @@ def test_first_failing_rank_decides_and_is_named(capfd, end, code, how):
     assert said.count("\n") == 1
 
 
+def test_what_a_script_says_when_it_exits_is_repeated(capfd):
+    assert run(1, "import sys; sys.exit('no data found')") == 1
+    last = "aiaccrun: rank 0 failed first, with exit code 1; its last line was: no data found"
+    assert capfd.readouterr().err.splitlines()[-1] == last
+
+
 def test_what_ranks_started_is_not_left_behind(tmp_path):
     program = (
         "import subprocess, sys, pathlib\n"
@@ -349,6 +355,23 @@ def test_which_rank_is_the_cause_whose_exit_code_is_the_job_s(ended, rank, code,
     assert named_ranks(ended) == named
 
 
+_GROUPED = """KeyError: 1
+
+The above exception was the direct cause of the following exception:
+
+  + Exception Group Traceback (most recent call last):
+  |   File "a.py", line 2, in <module>
+  | ExceptionGroup: several (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | ValueError: a
+    | more: of it
+    +---------------- 2 ----------------
+    | Traceback (most recent call last):
+    |   File "a.py", line 1, in f
+    | KeyError: 1
+    +------------------------------------
+bye
+"""
 _FRAMES = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n'
 
 
@@ -366,6 +389,7 @@ _FRAMES = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module
         ("ERROR:root:no data\nbye\n", "ERROR:root:no data"),
         ("Fatal Python error: Aborted\n\nThread\n", "Fatal Python error: Aborted"),
         ("python: can't open '/a': [Errno 2] None\n", "python: can't open '/a': [Errno 2] None"),
+        (_GROUPED, "ExceptionGroup: several (2 sub-exceptions); ValueError: a; KeyError: 1"),
         # A finaliser's error ends nothing.
         (f"{_FRAMES}OSError: x\nException ignored in: <f>\n{_FRAMES}TypeError: y\n", "OSError: x"),
         # What is raised for the loss of a rank is its consequence.
