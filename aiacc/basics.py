@@ -42,7 +42,7 @@ def init(
     comm: Sequence[int] | object | None = None,
     process_sets: Sequence[ProcessSet] | str | None = None,
 ) -> None:
-    """Find the other ranks and start the runtime. Does nothing if it is started already.
+    """Find the other ranks and start the runtime. Once it is started this does nothing more.
 
     After a fatal error call `shutdown` first.
 
@@ -57,7 +57,8 @@ def init(
     Raises:
         TypeError: ``process_sets`` of something else.
         ValueError: A communicator or list of some ranks only, process sets that are equal or not
-            valid, or a variable of the environment that does not parse.
+            valid, or a variable of the environment that does not parse; process sets that the job
+            has not, once it runs.
         BootstrapError: The ranks could not find each other, or do not fit together.
         CollectiveError: The ranks could not connect. Nothing is left open.
     """
@@ -238,6 +239,7 @@ def _begin(
     global _homogeneous, _host_of, _profile
     with _lock:
         if _core.is_initialized():
+            _check_same(comm, process_sets)
             return
         plan = startup.start(provider)
         _homogeneous, _host_of = plan.homogeneous, plan.host_of
@@ -282,9 +284,21 @@ def _check_comm(comm: Sequence[int] | object | None) -> None:
         fits = isinstance(comm, Sequence) and list(comm) == everyone
     if not fits:
         raise ValueError(
-            f"comm={comm!r} (expected None, or all ranks, {everyone}); start the job with exactly "
-            "the ranks that it should have, or use process sets for parts of them"
+            f"comm={comm!r:.100} on rank {_core.rank()} (expected None, or all {len(everyone)} "
+            "ranks, [0, 1, ...]); start the job with exactly the ranks that it should have, or use "
+            "process sets for parts of them"
         )
+
+
+def _check_same(comm: Sequence[int] | object | None, process_sets: Sequence[ProcessSet]) -> None:
+    """Raise ValueError if `init` of a running job asks for another one, which it will not get."""
+    _check_comm(comm)
+    for process_set in process_sets:
+        if getattr(process_set, "process_set_id", None) is None:
+            raise ValueError(
+                f"init(process_sets=[{process_set}]) on rank {_core.rank()} of a job that runs "
+                "already (expected sets that it has); use hvd.add_process_set on every rank"
+            )
 
 
 def _check_initialized() -> None:

@@ -38,7 +38,7 @@ def resolve_op(average: bool | None, op: int | None) -> int:
         arguments.check({"average": average})
         if op is not None:
             raise ValueError(
-                f"average={average!r} and op={op!r} (expected at most one); "
+                f"average={average!r} and op={name_of_op(op)} (expected at most one); "
                 "'average' is deprecated, give 'op' alone"
             )
         warnings.warn(
@@ -73,8 +73,7 @@ def check_scatter_op(op: int) -> int:
     """
     arguments.check({"op": op}, op=SCATTER_OP)
     if op not in (Average, Sum):
-        shown = name_of_op(op) if 0 <= op < len(_NAMES) else repr(op)
-        raise CollectiveError(f"reducescatter with op={shown} (expected Average or Sum)")
+        raise CollectiveError(f"reducescatter with op={name_of_op(op)} (expected Average or Sum)")
     return op
 
 
@@ -91,8 +90,8 @@ def check_gradient_op(op: int, what: str) -> None:
 
 
 def name_of_op(op: int) -> str:
-    """``"Average"``, ``"Sum"``, ..."""
-    return _NAMES[op]
+    """``"Average"``, ``"Sum"``, ...; another value as it is."""
+    return _NAMES[op] if arguments.is_whole(op) and 0 <= op < len(_NAMES) else repr(op)
 
 
 def gradient_factors(op: int, gradient_predivide_factor: float) -> tuple[float, float]:

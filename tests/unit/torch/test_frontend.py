@@ -79,11 +79,16 @@ CALLS = [
     (lambda: hvd.broadcast_parameters([GOOD, _nested()], 0), r"nested Tensor.*tensor\.unbind\(\)"),
     (lambda: hvd.allgather(_nested()), r"nested Tensor.*tensor\.unbind\(\)"),
     (lambda: hvd.allgather(torch.quantize_per_tensor(GOOD, 1, 0, torch.qint8)), r"int_repr\(\)"),
-    (lambda: hvd.allreduce(GOOD, average=True, op=hvd.Sum), "average=True and op=1"),
-    (lambda: hvd.allreduce_async_(GOOD, False, None, hvd.Sum), "average=False and op=1"),
+    (lambda: hvd.allreduce(GOOD, average=True, op=hvd.Sum), "average=True and op=Sum"),
+    (lambda: hvd.allreduce_async_(GOOD, False, None, hvd.Sum), "average=False and op=Sum"),
     (lambda: hvd.allreduce(GOOD, process_set=OTHER), "not registered"),
     (lambda: hvd.allreduce_async_(GOOD, process_set=OTHER), "not registered"),
     (lambda: hvd.allreduce_async_(GOOD, op=6), r"op=6 \(expected Average, "),
+    (lambda: hvd.allreduce(GOOD, average=True, op="x"), "average=True and op='x'"),
+    # In a job that runs.
+    (lambda: hvd.init("x"), r"comm='x' on rank 0 \(expected None, or all 1 ranks"),
+    (lambda: hvd.init(comm=[0, 1]), r"comm=\[0, 1\] on rank 0 \(expected None"),
+    (lambda: hvd.init(process_sets=[OTHER]), r"sets=\[ProcessSet.*use hvd.add_process_set"),
     (lambda: ProcessSet([0.5]), r"ProcessSet\(.*expected"),
 ]
 
