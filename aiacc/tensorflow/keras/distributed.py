@@ -158,7 +158,7 @@ def _original(cls: type[Distributed]) -> type:
 
 
 def _instance(cls: type, members: dict[str, Any]) -> Any:
-    made = object.__new__(cls)
+    made: Any = object.__new__(cls)
     made.__dict__.update(members)  # neither Keras's way to set attributes nor TensorFlow's
     return made
 
