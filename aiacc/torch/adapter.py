@@ -216,7 +216,7 @@ def check_moved(tensor: torch.Tensor, what: str) -> None:
         raise refusal(tensor, what, MOVED)
 
 
-def plain(tensor: torch.Tensor, what: str) -> torch.Tensor:
+def contiguous(tensor: torch.Tensor, what: str) -> torch.Tensor:
     """``tensor``, or a copy if its memory does not hold its values one after another.
 
     Raises:
@@ -224,7 +224,12 @@ def plain(tensor: torch.Tensor, what: str) -> torch.Tensor:
         TypeError: It is no tensor.
     """
     address_of(tensor, what)
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def plain(tensor: torch.Tensor, what: str) -> torch.Tensor:
+    """`contiguous` outside of the graph, for what autograd does not see."""
+    return contiguous(tensor, what).detach()
 
 
 def wait(handle: int, tensors: Sequence[torch.Tensor]) -> bool:
@@ -303,7 +308,8 @@ def _from_bytes(data: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.
     """A tensor over memory that the core has given away."""
     if data.size == 0:  # no view of nothing
         return torch.empty(shape, dtype=dtype, device="cpu")
-    return torch.from_numpy(data).view(dtype).reshape(shape)
+    # No view, for autograd forbids writes to one that an operation gives.
+    return torch.from_numpy(data).view(dtype).reshape(shape).data
 
 
 def check_rows(tensor: torch.Tensor, what: str) -> None:

@@ -27,6 +27,7 @@ from aiacc.torch.compression.compressors import Compression, Compressor, compres
 from aiacc.torch.compression.encode import to_send
 from aiacc.torch.compression.wire_format import wire_of
 from aiacc.torch.ops.autograd import apply, grad_name
+from aiacc.torch.ops.tensor_list import gradients_of
 
 # Bound here because a look-up in a module costs as much as a tenth of a submission.
 _prepare = _core.prepare
@@ -291,5 +292,5 @@ class _Allreduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         check_gradient_op(ctx.arguments[1], f"[torch] {label_of('allreduce', ctx.name)}")
-        gradient = tensor_of(_start(grads[0].contiguous(), None, *ctx.arguments))
+        gradient = apply(_Allreduce, *gradients_of(grads), *ctx.arguments)
         return gradient, *(None for _ in ctx.arguments)

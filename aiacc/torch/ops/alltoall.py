@@ -12,8 +12,9 @@ from aiacc.collectives.handles import pending, synchronize
 from aiacc.collectives.labels import label_of
 from aiacc.collectives.splits import checked_splits
 from aiacc.process_sets import ProcessSet, global_process_set, rank_and_size
-from aiacc.torch.adapter import MOVED, check_rows, plain, take_alltoall, view_of, wait
+from aiacc.torch.adapter import MOVED, check_rows, take_alltoall, view_of, wait
 from aiacc.torch.ops.autograd import apply, grad_name
+from aiacc.torch.ops.tensor_list import gradients_of
 
 Splits: TypeAlias = Sequence[int] | torch.Tensor | None
 
@@ -111,8 +112,8 @@ class _Alltoall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         name, received, rows, process_set = ctx.arguments
-        upstream = plain(grads[0], label_of("alltoall", name))
-        gradient, _ = synchronize(alltoall_async(upstream, received, name, process_set))
+        (upstream,) = gradients_of(grads[:1])
+        gradient, _ = alltoall(upstream, received, name, process_set)
         unsent = rows - gradient.shape[0]
         if unsent > 0:
             gradient = torch.cat([gradient, gradient.new_zeros((unsent, *gradient.shape[1:]))])

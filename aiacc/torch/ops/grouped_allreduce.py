@@ -21,8 +21,8 @@ from aiacc.torch.ops.autograd import apply_to_group, grad_name
 from aiacc.torch.ops.tensor_list import (
     Tensors,
     addresses_of,
-    contiguous,
     decompressed,
+    gradients_of,
     group_of,
     group_view_of,
     tensors_of,
@@ -129,10 +129,10 @@ def grouped_allreduce(
     compression = compressor_of(compression)
     wire = wire_of(compression, group, op)
     if wire is not None:
-        return apply_to_group(_GroupedAllreduce, group, *rest, wire)
+        return apply_to_group(_GroupedAllreduce, group, *rest, wire, REDUCED)
     compressed = [compression.compress(tensor) for tensor in group]
     sent = [tensor for tensor, _ in compressed]
-    reduced = apply_to_group(_GroupedAllreduce, sent, *rest, AS_THEY_ARE)
+    reduced = apply_to_group(_GroupedAllreduce, sent, *rest, AS_THEY_ARE, REDUCED)
     return decompressed(compression, reduced, compressed)
 
 
@@ -193,9 +193,12 @@ def _reduce_anew(group: Tensors, *rest: Any) -> int:
 def averages_of_gradients(
     gradients: Iterable[torch.Tensor], name: str | None, process_set: ProcessSet
 ) -> Tensors:
-    """The averages of gradients, some of them complex, over all ranks. Collective. Blocks."""
-    rest = name, Average, 1.0, 1.0, process_set, AS_THEY_ARE
-    return tensors_of(_reduce_anew(contiguous(gradients), *rest, SUMMED))
+    """The averages of gradients, some of them complex, over all ranks. Collective. Blocks.
+
+    Differentiable.
+    """
+    rest = name, Average, 1.0, 1.0, process_set, AS_THEY_ARE, SUMMED
+    return apply_to_group(_GroupedAllreduce, gradients_of(gradients), *rest)
 
 
 def _reduce_compressed(
@@ -225,9 +228,10 @@ class _GroupedAllreduce(torch.autograd.Function):
         postscale_factor: float,
         process_set: ProcessSet,
         wire: int,
+        carriers: Carriers,
         *tensors: torch.Tensor,
     ) -> Any:
-        rest = (op, prescale_factor, postscale_factor, process_set, wire)
+        rest = (op, prescale_factor, postscale_factor, process_set, wire, carriers)
         if ctx is not None:
             ctx.arguments, ctx.name = (grad_name(name), *rest), name
         return tuple(tensors_of(_reduce_anew(list(tensors), name, *rest)))
@@ -236,5 +240,5 @@ class _GroupedAllreduce(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         what = label_of("grouped_allreduce", ctx.name)
         check_gradient_op(ctx.arguments[1], f"[torch] {what}")
-        reduced = tensors_of(_reduce_anew(contiguous(grads), *ctx.arguments))
+        reduced = apply_to_group(_GroupedAllreduce, gradients_of(grads), *ctx.arguments)
         return *(None for _ in ctx.arguments), *reduced

@@ -19,13 +19,13 @@ from aiacc.torch.compression.compressors import (
     scatter_compressor_of,
 )
 from aiacc.torch.ops.autograd import apply_to_group, grad_name
-from aiacc.torch.ops.grouped_allgather import grouped_allgather_async
+from aiacc.torch.ops.grouped_allgather import grouped_allgather
 from aiacc.torch.ops.reducescatter import scatter_grad_factor, scattered_output
 from aiacc.torch.ops.tensor_list import (
     Tensors,
     addresses_of,
-    contiguous,
     decompressed,
+    gradients_of,
     group_of,
     group_view_of,
     tensors_of,
@@ -119,5 +119,5 @@ class _GroupedReducescatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         name, factor, process_set = ctx.arguments
-        gathered = tensors_of(grouped_allgather_async(contiguous(grads), name, process_set))
+        gathered = grouped_allgather(gradients_of(grads), name, process_set)
         return None, None, None, None, None, *(gradient.mul_(factor) for gradient in gathered)

@@ -18,8 +18,9 @@ from aiacc.torch.compression.compressors import (
     Compressor,
     scatter_compressor_of,
 )
-from aiacc.torch.ops.allgather import allgather_async
+from aiacc.torch.ops.allgather import allgather
 from aiacc.torch.ops.autograd import apply, grad_name
+from aiacc.torch.ops.tensor_list import gradients_of
 
 
 def reducescatter_async(
@@ -132,5 +133,6 @@ class _Reducescatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         name, factor, process_set = ctx.arguments
-        gradient = tensor_of(allgather_async(grads[0].contiguous(), name, process_set))
+        (upstream,) = gradients_of(grads)
+        gradient = allgather(upstream, name, process_set)
         return gradient.mul_(factor), None, None, None, None, None

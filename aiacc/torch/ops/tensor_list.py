@@ -10,7 +10,7 @@ import torch
 from aiacc import arguments
 from aiacc.collectives.handles import synchronize
 from aiacc.collectives.labels import label_of
-from aiacc.torch.adapter import REDUCED, Carriers, check_rows, plain, view_of
+from aiacc.torch.adapter import REDUCED, Carriers, check_rows, contiguous, view_of
 from aiacc.torch.compression.compressors import Compressor
 
 Tensors = list[torch.Tensor]
@@ -93,6 +93,6 @@ def decompressed(
     ]
 
 
-def contiguous(grads: Iterable[torch.Tensor]) -> Tensors:
-    """Gradients as the core takes them."""
-    return [plain(grad, "gradient") for grad in grads]
+def gradients_of(grads: Iterable[torch.Tensor]) -> Tensors:
+    """Gradients as the core takes them: dense and contiguous, and in the graph if they were."""
+    return [contiguous(g if g.layout is torch.strided else g.to_dense(), "gradient") for g in grads]

@@ -115,11 +115,67 @@ def _gradients():
         (one.conj() * (1 - 2j)).real.sum().backward()
         part = 0 if one.shape == (1,) and hvd.rank() > 0 else 1
         assert_equal(leaf.grad, torch.full((1,), part * (1 - 2j)))
+    leaf = torch.ones(3, 2, requires_grad=True)  # the gradient comes as a sparse one
+    rows = torch.nn.functional.embedding(torch.tensor([1]), hvd.allreduce(leaf), sparse=True)
+    rows.sum().backward()
+    assert_equal(leaf.grad, torch.tensor([[0.0, 0], [1, 1], [0, 0]]))
+    for one in (hvd.allgather(leaf), hvd.alltoall(leaf.repeat(size, 1))):
+        one.mul_(2)
     # Of a group one is not used, one needs no gradient.
     leaf = torch.ones(2, requires_grad=True)
     first, *_ = hvd.grouped_allreduce([leaf, torch.ones(2), torch.ones(1).long()], op=hvd.Sum)
     first.sum().backward()
     assert_equal(leaf.grad, torch.full((2,), float(size)))
+
+
+class _Scaled(torch.autograd.Function):
+    """``x`` times the first factor; its gradient is scaled by the second, and so on."""
+
+    @staticmethod
+    def forward(ctx, x, *factors):
+        ctx.factors = factors[1:]
+        return x * factors[0]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _Scaled.apply(grad, *ctx.factors), *(None for _ in range(len(ctx.factors) + 1))
+
+
+def _second_derivatives():
+    """Those of one process that has the tensors of all ranks, by Horovod's gradients."""
+    rank, size = hvd.rank(), hvd.size()
+    average, scatter = (1, 1 / size, 1 / size, 1 / size), (1, size, 1, size)
+    for verb, factors, of_all, call in (
+        ("allreduce", (1, 1, 1, 1), lambda xs: [sum(xs)] * size, lambda f, x: f(x, op=hvd.Sum)),
+        ("allgather", average, lambda xs: [torch.cat(xs)] * size, lambda f, x: f(x)),
+        ("broadcast", average, lambda xs: [xs[0] + 0 * sum(xs)] * size, lambda f, x: f(x, 0)),
+        (
+            "alltoall",
+            (1, 1, 1, 1),
+            lambda xs: [torch.stack([x[r] for x in xs]) for r in range(size)],
+            lambda f, x: f(x, [1] * size)[0],  # of a row more, which has no gradient
+        ),
+        (
+            "reducescatter",
+            scatter,
+            lambda xs: [sum(xs)[2 * r : 2 * r + 2] for r in range(size)],
+            lambda f, x: f(x, op=hvd.Sum),
+        ),
+    ):
+        rows = size + 1 if verb == "alltoall" else 2 * size
+        xs = [torch.arange(2.0 * rows).reshape(rows, 2) + r for r in range(size)]
+        xs = [x.to(torch.float64).requires_grad_() for x in xs]
+        losses = sum((y**3).sum() for y in of_all([_Scaled.apply(x, *factors) for x in xs]))
+        sum((g**2).sum() for g in torch.autograd.grad(losses, xs, create_graph=True)).backward()
+        calls = {verb: call}
+        if hasattr(hvd, f"grouped_{verb}"):
+            calls[f"grouped_{verb}"] = lambda f, x, one=call: one(lambda x, **o: f([x], **o)[0], x)
+        for name, one in calls.items():
+            x = xs[rank].detach().clone().requires_grad_()
+            y = one(getattr(hvd, name), x)
+            (g,) = torch.autograd.grad((y**3).sum(), x, create_graph=True)
+            (g**2).sum().backward()
+            torch.testing.assert_close(x.grad, xs[rank].grad, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def _models():
@@ -287,6 +343,7 @@ def test_every_operation():
     _compress()
     operations.check_bool_has_no_average(FRONT)
     _gradients()
+    _second_derivatives()
     _models()
     _optimizer_states()
     _gradients_without_state()
