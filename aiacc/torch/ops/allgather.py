@@ -62,6 +62,8 @@ def allgather(
 
 
 class _Allgather(torch.autograd.Function):
+    verb = "allgather"
+
     @staticmethod
     def forward(
         ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet

@@ -282,6 +282,8 @@ def _start_compressed(
 
 
 class _Allreduce(torch.autograd.Function):
+    verb = "allreduce"
+
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, *rest: Any) -> torch.Tensor:
         if ctx is not None:

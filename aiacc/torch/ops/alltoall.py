@@ -99,6 +99,8 @@ def _numbers_of(splits: Splits, what: str) -> Sequence[int] | None:
 
 
 class _Alltoall(torch.autograd.Function):
+    verb = "alltoall"
+
     @staticmethod
     def forward(
         ctx: Any, tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet

@@ -91,6 +91,8 @@ def broadcast_(
 
 
 class _Broadcast(torch.autograd.Function):
+    verb = "broadcast"
+
     @staticmethod
     def forward(
         ctx: Any,

@@ -68,6 +68,8 @@ def grouped_allgather(
 
 
 class _GroupedAllgather(torch.autograd.Function):
+    verb = "grouped_allgather"
+
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
         if ctx is not None:

@@ -219,6 +219,8 @@ def _reduce_compressed(
 
 
 class _GroupedAllreduce(torch.autograd.Function):
+    verb = "grouped_allreduce"
+
     @staticmethod
     def forward(
         ctx: Any,

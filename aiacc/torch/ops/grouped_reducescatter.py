@@ -99,6 +99,8 @@ def grouped_reducescatter(
 
 
 class _GroupedReducescatter(torch.autograd.Function):
+    verb = "grouped_reducescatter"
+
     @staticmethod
     def forward(
         ctx: Any,

@@ -112,6 +112,8 @@ def scatter_grad_factor(
 
 
 class _Reducescatter(torch.autograd.Function):
+    verb = "reducescatter"
+
     @staticmethod
     def forward(
         ctx: Any,

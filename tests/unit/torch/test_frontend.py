@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.distributed.device_mesh import init_device_mesh
 from torch.masked import masked_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -63,6 +64,12 @@ def _nested():
     return torch._nested_tensor_from_tensor_list([torch.ones(2), torch.ones(1)])
 
 
+_SINGLE = hvd.allreduce, hvd.allgather, _form("broadcast", 0), hvd.alltoall, hvd.reducescatter
+_GROUPED = hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter
+DIFFERENTIABLE = [
+    *(lambda tensor, call=call: [call(tensor)] for call in _SINGLE),
+    *(lambda tensor, call=call: call([GOOD, tensor]) for call in _GROUPED),
+]
 OTHER = ProcessSet([0])
 CALLS = [
     (lambda: hvd.allgather(torch.tensor(1.0)), r"reshape\(1\)"),
@@ -99,6 +106,25 @@ CALLS = [
 def test_mistakes_in_calls_are_explained(call, text):
     with pytest.raises(ValueError, match=text):
         call()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # torch's own, in forward mode
+@pytest.mark.parametrize("wanted", [False, True])
+@pytest.mark.parametrize("call", DIFFERENTIABLE)
+def test_derivatives_in_forward_mode_and_of_torch_func_are_refused(call, wanted):
+    def total(tensor):
+        return sum(one.sum() for one in call(tensor))
+
+    for transform in (torch.func.grad, torch.func.jacrev, torch.func.vmap):
+        with pytest.raises(
+            ValueError, match=r"(all|broadcast|reducescatter).*outside of torch\.func"
+        ):
+            transform(total)(GOOD)
+    with forward_ad.dual_level():
+        tensor = forward_ad.make_dual(GOOD.clone().requires_grad_(wanted), GOOD)
+        text = r"(all|broadcast|reducescatter).*tangent .*torch\.autograd\.grad"
+        with pytest.raises(NotImplementedError, match=text):
+            call(tensor)
 
 
 class _Wrapper(torch.Tensor):
