@@ -56,7 +56,15 @@ def let_core_read() -> None:
     """
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     types = torch.Tensor, torch.nn.Parameter
-    _core.read_tensors_of(types, exchange, torch.Tensor.is_neg, lacks_memory)
+    _core.read_tensors_of(types, exchange, _has_other_values, lacks_memory)
+
+
+def _has_other_values(tensor: torch.Tensor) -> bool:
+    """Whether the values of ``tensor`` are not those that DLPack says are in its memory.
+
+    Of integers of fewer than 8 bits, two of int4 perhaps, it says that they have 8.
+    """
+    return tensor.is_neg() or tensor.dtype not in DTYPE_CODES
 
 
 let_core_read()

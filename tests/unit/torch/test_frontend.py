@@ -82,6 +82,11 @@ CALLS = [
             (torch.float8_e5m2, r"tensor\.float\(\)"),
         )
     ),
+    *(
+        (lambda call=call: call(torch.ones(3, dtype=torch.uint8).view(torch.int4)), "int4.*uint8")
+        for call in (hvd.allreduce, hvd.allreduce_, hvd.allreduce_async_, hvd.reducescatter)
+        if hasattr(torch, "int4")
+    ),
     (lambda: hvd.broadcast(GOOD.to(torch.complex64).conj(), 0), r"conjugate.*resolve_conj\(\)"),
     (lambda: hvd.broadcast_parameters([GOOD, _nested()], 0), r"nested Tensor.*tensor\.unbind\(\)"),
     (lambda: hvd.allgather(_nested()), r"nested Tensor.*tensor\.unbind\(\)"),

@@ -33,6 +33,11 @@ def test_every_dtype_is_read_as_what_it_is(dtype):
 
 LEFT = {
     "complex": GOOD.to(torch.complex64),
+    **{
+        name: torch.ones(3, dtype=torch.uint8).view(getattr(torch, name))
+        for name in ("int4", "uint1")
+        if hasattr(torch, name)
+    },
     "float8": GOOD.to(torch.float8_e5m2),
     "meta": GOOD.to("meta"),
     "sparse": GOOD.to_sparse(),
