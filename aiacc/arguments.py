@@ -90,6 +90,15 @@ def is_number(value: object) -> bool:
     return True
 
 
+def _is_encodable(text: str) -> bool:
+    """Whether there are no halves of surrogate pairs in it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def is_flag(value: object) -> bool:
     """Whether it is True or False, of Python or NumPy, or 1 or 0."""
     try:
@@ -162,6 +171,7 @@ PATTERNS = Rule(
     lambda given: isinstance(given, Collection) and all(isinstance(one, str) for one in given),
 )
 _LEARNING = number(0.0)
+_NAME = TEXT._replace(expected="a string that UTF-8 can encode", fits=_is_encodable)
 #: As the core takes it.
 _FACTOR = NUMBER._replace(is_kind=lambda value: isinstance(value, bool) or is_number(value))
 _MOST_RANKS = 1 << 31
@@ -169,7 +179,7 @@ _MOST_RANKS = 1 << 31
 #: What an argument has to be, by its name.
 RULES: dict[str, Rule] = {
     # of operations
-    "name": or_none(TEXT),
+    "name": or_none(_NAME),
     "average": or_none(FLAG),
     "op": Rule(
         "Average, Sum, Adasum, Min, Max or Product",

@@ -13,5 +13,5 @@ def lacks_memory(tensor: Any) -> bool:
     """
     try:
         return bool(tensor.numel() > 0 and tensor.untyped_storage().data_ptr() == 0)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError):  # of parameters of lazy modules
         return True

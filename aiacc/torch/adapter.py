@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from aiacc import _core
 from aiacc.collectives import dtypes
@@ -104,6 +105,11 @@ def refusal(tensor: object, what: str, carriers: Carriers = REDUCED) -> Exceptio
 
 
 def _problem(tensor: torch.Tensor, carriers: Carriers) -> str:
+    if is_lazy(tensor):
+        return (
+            f"{type(tensor).__name__} of a lazy module, which has no shape yet (expected one with "
+            "values); call the module once, on every rank, before"
+        )
     kind, dtype = type(tensor), tensor.dtype
     if tensor.is_nested:
         return f"nested {kind.__name__} (expected a dense tensor); use those of tensor.unbind()"
@@ -194,7 +200,7 @@ def view_of(tensor: torch.Tensor, what: str, carriers: Carriers = REDUCED) -> Vi
                 if not tensor.is_conj():
                     shape = (*tensor.shape, *behind)
                     return View(address, shape, code, *device_and_stream_of(tensor))
-    except (AttributeError, KeyError, RuntimeError, TypeError):
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         pass
     raise refusal(tensor, what, carriers)
 
@@ -210,7 +216,7 @@ def address_of(tensor: torch.Tensor, what: str) -> int:
         address = tensor.data_ptr()
         if address >= LOWEST_ADDRESS or not lacks_memory(tensor):
             return address
-    except (AttributeError, RuntimeError, TypeError):
+    except (AttributeError, RuntimeError, TypeError, ValueError):
         pass
     raise refusal(tensor, what, MOVED)
 
@@ -233,6 +239,17 @@ def contiguous(tensor: torch.Tensor, what: str) -> torch.Tensor:
     """
     address_of(tensor, what)
     return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def check_overwritten(tensor: torch.Tensor, what: str) -> None:
+    """`check_moved`, and raise ValueError if elements share memory, as in `expand`."""
+    check_moved(tensor, what)
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    if tensor.numel() > 0 and any(extent > 1 and step == 0 for extent, step in steps):
+        raise ValueError(
+            f"[torch] {what}: tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} "
+            "(expected memory for each element, to be written); use tensor.contiguous()"
+        )
 
 
 def plain(tensor: torch.Tensor, what: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ from aiacc import _core, arguments
 from aiacc.collectives.labels import label_of
 from aiacc.collectives.objects import allgather_object, broadcast_object
 from aiacc.exceptions import CollectiveError
-from aiacc.torch.adapter import check_moved, device_of, plain
+from aiacc.torch.adapter import check_overwritten, device_of, plain
 from aiacc.torch.decoupled import in_flight
 from aiacc.torch.decoupled.awaited import is_awaited
 from aiacc.torch.decoupled.optimizer import DecoupledDistributed
@@ -80,7 +80,7 @@ def _problem_of(named: list[tuple[Any, Any]]) -> str:
             )
         try:
             if tensor is not None and not is_awaited(tensor):
-                check_moved(tensor, label_of("broadcast", name))
+                check_overwritten(tensor, label_of("broadcast", name))
         except ValueError as error:
             return str(error)
     return ""

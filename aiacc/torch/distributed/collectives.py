@@ -17,6 +17,7 @@ from torch.distributed import ReduceOp
 from aiacc.collectives import submission
 from aiacc.collectives.reduce_ops import Average, Max, Min, Product, Sum
 from aiacc.torch.adapter import (
+    DTYPE_CODES,
     MOVED,
     REDUCED,
     SUMMED,
@@ -52,6 +53,11 @@ def reduce_into(group: Group, tensor: torch.Tensor, target: torch.Tensor, op: An
     """Reduce ``tensor`` into ``target``, which may be the same."""
     kind = kind_of(op)
     if kind in _BITWISE:
+        if tensor.dtype not in DTYPE_CODES or tensor.is_floating_point():
+            raise ValueError(
+                f"[torch] all_reduce with {kind} of dtype {tensor.dtype} (expected integers or "
+                "bool); use tensor.view(torch.int32), or what has the size of its elements"
+            )
         return _gather_and_combine(group, tensor, target, _BITWISE[kind])
     sent, given = plain(tensor, "all_reduce"), target.detach()
     received = given if _is_plain(given) else torch.empty_like(sent)
@@ -90,7 +96,7 @@ def broadcast_from(group: Group, tensor: torch.Tensor, root: int) -> Step:
     prepared = submission.broadcast(
         None,
         *view.spec,
-        group.ranks[root],
+        group.number_of(root),
         process_set=group.process_set,
         verb=f"broadcast@{group.series}",
     )

@@ -32,6 +32,16 @@ class Group(NamedTuple):
         """Number of ranks."""
         return len(self.ranks)
 
+    def number_of(self, rank: int) -> int:
+        """Number in the job of rank ``rank`` of the group.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if not 0 <= rank < self.size:
+            raise ValueError(f"[torch] rank {rank} of a group (expected 0..{self.size - 1})")
+        return self.ranks[rank]
+
 
 class _Job:
     """Knows what torch calls the ranks of the job."""

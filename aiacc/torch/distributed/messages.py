@@ -22,7 +22,7 @@ def send_to(group: Group, tensor: torch.Tensor, target: int, tag: int) -> Step:
     """
     _check(tensor, "send")
     sent = plain(tensor, "send").cpu()
-    to = _number_of(group, target)
+    to = group.number_of(target)
     handle = _core.send(sent.data_ptr(), sent.nbytes, to, _key(group, tag))
     return handle, None, (sent,)
 
@@ -48,7 +48,7 @@ class Receive(CollectiveWork):
         given = tensor.detach()
         direct = given.is_cpu and given.is_contiguous() and not (given.is_neg() or given.is_conj())
         received = given if direct else torch.empty_like(given, device="cpu").contiguous()
-        start = -1 if source is None else _number_of(group, source)
+        start = -1 if source is None else group.number_of(source)
         sources = group.ranks if source is None else ()
         handle = _core.receive(
             received.data_ptr(), received.nbytes, start, _key(group, tag), sources
@@ -72,13 +72,9 @@ class Receive(CollectiveWork):
 
 
 def _key(group: Group, tag: int) -> str:
+    if tag < 0:
+        raise ValueError(f"[torch] a message with tag={tag} (expected 0 or more)")
     return f"{group.series}, tag {tag}"
-
-
-def _number_of(group: Group, rank: int) -> int:
-    if not 0 <= rank < group.size:
-        raise ValueError(f"[torch] rank {rank} of a group (expected 0..{group.size - 1})")
-    return group.ranks[rank]
 
 
 def _check(tensor: torch.Tensor, what: str) -> None:

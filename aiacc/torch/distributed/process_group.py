@@ -125,7 +125,7 @@ class ProcessGroup(_Base):
 
     def reduce(self, tensors: Tensors, opts: Any) -> CollectiveWork:
         """Reduce every tensor into that of one rank; the others keep what they have."""
-        is_root = self.rank() == opts.rootRank
+        is_root = self._is_root(opts)
         steps = (
             reduce_into(self._group, one, one if is_root else torch.empty_like(one), opts.reduceOp)
             for one in tensors
@@ -157,7 +157,7 @@ class ProcessGroup(_Base):
         self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any
     ) -> CollectiveWork:
         """Copy the inputs of all ranks into the outputs of one."""
-        is_root = self.rank() == opts.rootRank
+        is_root = self._is_root(opts)
         outputs = output_tensors[0] if is_root else None
         steps = [gather_into(self._group, input_tensors[0], outputs)]
         return self._work("gather", steps, outputs or [], opts)
@@ -233,10 +233,10 @@ class ProcessGroup(_Base):
         self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any
     ) -> CollectiveWork:
         """Send one tensor of one rank to every rank."""
-        output = output_tensors[0]
+        is_root, output = self._is_root(opts), output_tensors[0]
         expected = [0] * self.size()
         expected[opts.rootRank] = output.numel()
-        if self.rank() == opts.rootRank:
+        if is_root:
             sent = joined(input_tensors[0], "scatter")
             parts = [tensor.numel() for tensor in input_tensors[0]]
         else:
@@ -306,6 +306,9 @@ class ProcessGroup(_Base):
         finally:
             timer.cancel()
             timer.join()
+
+    def _is_root(self, opts: Any) -> bool:
+        return self._group.number_of(opts.rootRank) == self._group.number_of(self.rank())
 
     def _work(
         self, operation: str, steps: Iterable[Step], outputs: Tensors, opts: Any

@@ -85,7 +85,8 @@ def allreduce_async_(
         if handle is None:  # on a GPU, or of an older torch, or refused
             handle = _start_in_place(tensor, name, number, op, prescale_factor, postscale_factor)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        given = {"op": op, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+        given = {"name": name, "op": op, "prescale_factor": prescale_factor}
+        given["postscale_factor"] = postscale_factor
         raise arguments.explained(error, given) from None
     pending[handle] = (wait, (tensor,), tensor, None)
     return handle
@@ -102,7 +103,7 @@ def _start_in_place(
     """Submit ``tensor`` as its attributes describe it."""
     # Written out: `view_of` and `submission` cost 2.5 us more.
     try:
-        code = DTYPE_CODES[tensor.dtype]
+        code, shape = DTYPE_CODES[tensor.dtype], tensor.shape
         on_host = tensor.is_cpu
         if not ((on_host or tensor.is_cuda) and tensor.is_contiguous()) or tensor.is_neg():
             raise refusal(tensor, label_of("allreduce", name))
@@ -116,7 +117,7 @@ def _start_in_place(
         _ALLREDUCE,
         "allreduce",
         name,
-        tensor.shape,
+        shape,
         code,
         process_set,
         device,

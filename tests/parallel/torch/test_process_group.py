@@ -199,6 +199,16 @@ def _disagree(rank, size):
     assert tensor.item() == size
     with pytest.raises(ValueError, match=r"tensor of dtype torch\.float8"):
         dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn))
+    one = torch.ones(1)
+    for call, text in (
+        (lambda: dist.broadcast(one, size), f"rank {size} .*expected 0"),
+        (lambda: dist.reduce(one, size), f"rank {size} .*expected 0"),
+        (lambda: dist.isend(one, (rank + 1) % size, tag=-5), "tag=-5 .*expected 0 or more"),
+        (lambda: dist.irecv(one, (rank + 1) % size, tag=-5), "tag=-5 .*expected 0 or more"),
+        (lambda: dist.all_reduce(one, dist.ReduceOp.BAND), "BAND.*float32 .*expected integers"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            call()
     freed = torch.ones(300 * size)
     freed.untyped_storage().resize_(0)
     for operation, rows in (

@@ -89,6 +89,17 @@ CALLS = [
     ),
     (lambda: hvd.broadcast(GOOD.to(torch.complex64).conj(), 0), r"conjugate.*resolve_conj\(\)"),
     (lambda: hvd.broadcast_parameters([GOOD, _nested()], 0), r"nested Tensor.*tensor\.unbind\(\)"),
+    *(
+        (lambda call=call: call(GOOD, name="\ud800"), r"name='.ud800' .*UTF-8")
+        for call in (hvd.allreduce, hvd.allreduce_, hvd.allgather)
+    ),
+    (
+        lambda: hvd.broadcast_parameters({"a": GOOD.T, "b": GOOD[0].expand(2, 3)}, 0),
+        "'b'.*memory for",
+    ),
+    (lambda: hvd.broadcast_parameters(nn.LazyLinear(3).state_dict(), 0), "'bias'.*lazy module"),
+    (lambda: hvd.allreduce_(nn.LazyLinear(3).weight), "lazy module"),
+    (lambda: hvd.allreduce_(_nested()), r"nested Tensor.*tensor\.unbind\(\)"),
     (lambda: hvd.allgather(_nested()), r"nested Tensor.*tensor\.unbind\(\)"),
     (lambda: hvd.allgather(torch.quantize_per_tensor(GOOD, 1, 0, torch.qint8)), r"int_repr\(\)"),
     (lambda: hvd.allreduce(GOOD, average=True, op=hvd.Sum), "average=True and op=Sum"),
