@@ -254,7 +254,11 @@ def _copy_back(received: torch.Tensor, given: torch.Tensor) -> Callable[[int], N
 
     def copy(handle: int) -> None:
         del handle
-        given.copy_(received)
+        target, values = given, received
+        for dimension, (extent, step) in enumerate(zip(given.shape, given.stride(), strict=True)):
+            if extent > 1 and step == 0:  # of `expand`: its elements are one
+                target, values = (one.narrow(dimension, 0, 1) for one in (target, values))
+        target.copy_(values)
 
     return copy
 

@@ -34,7 +34,8 @@ def apply_to_group(function: Any, tensors: list[torch.Tensor], *args: Any) -> li
 
 
 def _has_graph(function: Any, tensor: torch.Tensor) -> bool:
-    if forward_ad.unpack_dual(tensor).tangent is not None:
+    dual = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]
+    if dual.tangent is not None:
         raise NotImplementedError(
             f"[torch] {function.verb}: a tensor of shape {tuple(tensor.shape)} that has a tangent "
             "(expected none, for it has no derivative in forward mode); use torch.autograd.grad, "

@@ -199,7 +199,11 @@ def _disagree(rank, size):
     assert tensor.item() == size
     with pytest.raises(ValueError, match=r"tensor of dtype torch\.float8"):
         dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn))
-    one = torch.ones(1)
+    one = torch.full((1, 1), float(rank + 1))
+    dist.broadcast(one.expand(2, 3), 1)
+    assert one.item() == 2
+    dist.all_reduce(one.expand(2, 3))
+    assert one.item() == 2 * size
     for call, text in (
         (lambda: dist.broadcast(one, size), f"rank {size} .*expected 0"),
         (lambda: dist.reduce(one, size), f"rank {size} .*expected 0"),
