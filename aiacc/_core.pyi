@@ -173,6 +173,7 @@ def read_tensors_of(
     types: tuple[type, ...],
     exchange: object,
     has_other_values: Callable[[Any], bool] | None,
+    bytes_have_other_values: Callable[[Any], bool] | None,
     lacks_memory: Callable[[Any], bool] | None,
     /,
 ) -> None:
@@ -181,7 +182,8 @@ def read_tensors_of(
     It reads contiguous ones in host memory, of dtypes that it has. `exchange`: DLPack's capsule
     ``__dlpack_c_exchange_api__`` of these types; None: they have none, and are not read.
     `has_other_values` says of a tensor whether it is a view that gives its memory other values,
-    such as their negatives; it is not read then. `lacks_memory` says of one at an address below
+    such as their negatives; it is not read then. `bytes_have_other_values` says so of integers of 8
+    bits, which DLPack calls narrower ones, too. `lacks_memory` says of one at an address below
     `LOWEST_ADDRESS` whether it has elements and no memory for them; nor is it read then.
     """
 

@@ -7,6 +7,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+#: Descriptors of each rank that is started here, and of what starts them.
+_FILES_OF_RANK, _OWN_FILES = 3, 32
+#: More for each core are hardly meant; the largest jobs of our tests have fewer.
+_MANY_PER_CORE = 64
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -93,6 +97,29 @@ def _host(name: str, slots: str, text: str) -> Host:
             "addresses with slots in brackets, as [2001:db8::1]:2)"
         )
     return Host(name, int(slots))
+
+
+def word_on(ranks: int, cores: int, files: int) -> str:
+    """What to say of so many ranks on this machine, perhaps nothing.
+
+    Args:
+        ranks: Their number.
+        cores: That they share.
+        files: That this process may open; 0: any number.
+
+    Raises:
+        ValueError: It could not open what they need.
+    """
+    room = (files - _OWN_FILES) // _FILES_OF_RANK
+    if files and ranks > room:
+        raise ValueError(
+            f"-np {ranks} on this machine (expected at most {room}, by {files} open files, "
+            f"{_FILES_OF_RANK} for each rank); raise that (ulimit -n), start fewer ranks, or use "
+            "more hosts (--mpi)"
+        )
+    if ranks > _MANY_PER_CORE * cores:
+        return f"-np {ranks} on {cores} cores: {ranks // cores} ranks share each of them"
+    return ""
 
 
 def _is_ipv6(name: str) -> bool:

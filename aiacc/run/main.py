@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import shlex
 import signal
 import sys
@@ -14,7 +15,7 @@ import aiacc
 from aiacc import _core, mpi_library
 from aiacc.bootstrap.processes import fill_standard_descriptors
 from aiacc.config import child_environment
-from aiacc.run import limits, merge_timelines, netcheck
+from aiacc.run import merge_timelines, netcheck
 from aiacc.run.command import (
     Launch,
     as_horovod,
@@ -25,7 +26,7 @@ from aiacc.run.command import (
     mpirun_command,
     torchrun_command,
 )
-from aiacc.run.hosts import Host, parse_hostfile, parse_hosts, take
+from aiacc.run.hosts import Host, parse_hostfile, parse_hosts, take, word_on
 from aiacc.run.ignored import message_about
 from aiacc.run.local import run_local
 from aiacc.run.options import check_profile, check_timeline, parser, settings_of
@@ -108,7 +109,8 @@ def _run(options: argparse.Namespace) -> int:
             print(f"rank {rank}: {_assignments(variables)} {shlex.join(launch.command)}")
         return 0
     base.update(threads)
-    if word := limits.check(launch.ranks, cores, to_files=bool(options.output_filename)):
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if word := word_on(launch.ranks, cores, 0 if files == resource.RLIM_INFINITY else files):
         _say(word)
     if options.verbose:
         _say(f"{launch.ranks} x {shlex.join(launch.command)}")

@@ -57,11 +57,12 @@ def let_core_read() -> None:
     """
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     types = torch.Tensor, torch.nn.Parameter
-    _core.read_tensors_of(types, exchange, _has_other_values, lacks_memory)
+    predicates = torch.Tensor.is_neg, _bytes_have_other_values, lacks_memory
+    _core.read_tensors_of(types, exchange, *predicates)
 
 
-def _has_other_values(tensor: torch.Tensor) -> bool:
-    """Whether the values of ``tensor`` are not those that DLPack says are in its memory.
+def _bytes_have_other_values(tensor: torch.Tensor) -> bool:
+    """Whether the values of ``tensor`` are not those that DLPack says are in its bytes.
 
     Of integers of fewer than 8 bits, two of int4 perhaps, it says that they have 8.
     """

@@ -49,6 +49,7 @@ struct {
   std::vector<PyTypeObject*> types;
   const DlExchange* exchange = nullptr;
   PyObject* has_other_values = nullptr;  // functions, see read_tensors_of
+  PyObject* bytes_have_other_values = nullptr;
   PyObject* lacks_memory = nullptr;
 } known;
 
@@ -122,7 +123,11 @@ bool read_host_tensor(PyObject* object, HostTensor& tensor) {
     return false;
   }
   if (found.device.kind != kDlHost || !find_dtype(found.type, tensor.dtype) ||
-      !is_contiguous(found) || holds(known.has_other_values, object)) {
+      !is_contiguous(found)) {
+    return false;
+  }
+  const bool bytes = tensor.dtype == DataType::kUInt8 || tensor.dtype == DataType::kInt8;
+  if (holds(bytes ? known.bytes_have_other_values : known.has_other_values, object)) {
     return false;
   }
   const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(found.data) + found.byte_offset;
@@ -138,6 +143,7 @@ bool read_host_tensor(PyObject* object, HostTensor& tensor) {
 void read_tensors_of(const py::tuple& types,
                      const py::object& exchange,
                      const py::object& has_other_values,
+                     const py::object& bytes_have_other_values,
                      const py::object& lacks_memory) {
   const DlExchange* found = nullptr;
   if (!exchange.is_none()) {
@@ -155,6 +161,7 @@ void read_tensors_of(const py::tuple& types,
   }
   known.exchange = found;
   known.has_other_values = py::object(has_other_values).release().ptr();
+  known.bytes_have_other_values = py::object(bytes_have_other_values).release().ptr();
   known.lacks_memory = py::object(lacks_memory).release().ptr();
   for (const py::handle type : types) {
     known.types.push_back(reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr()));

@@ -72,7 +72,7 @@ def on_fake_gpu(function: Callable[..., Any], *args: Any) -> Any:
     """Run ``function(*args)`` with tensors that pass for ones on device 0. For a rank process."""
     fake = driver()
     _order_by_waiting(fake)
-    _core.read_tensors_of((), None, None, None)  # it would see where tensors really are
+    _core.read_tensors_of((), None, None, None, None)  # it would see where tensors really are
     _pretend_placement()
     _pretend_streams(fake)
     _pretend_steps(fake)

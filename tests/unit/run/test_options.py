@@ -1,6 +1,5 @@
 """The command line of `aiaccrun`: what horovodrun accepts is accepted."""
 
-import functools
 import os
 import resource
 import sys
@@ -9,8 +8,8 @@ from unittest.mock import Mock
 import pytest
 
 from aiacc.run.command import SITE
+from aiacc.run.hosts import word_on
 from aiacc.run.ignored import IGNORED
-from aiacc.run.limits import check as check_ranks
 from aiacc.run.main import main
 from aiacc.run.options import parser, settings_of
 
@@ -127,31 +126,13 @@ def test_wrong_use_is_explained(arguments, text, capfd):
     assert said.startswith("usage: ") or said.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("limits", "most", "by"),
-    [
-        ({"RLIMIT_NOFILE": 632}, 200, "632 open files, 3 for each rank"),
-        ({"RLIMIT_NPROC": 300}, 300, "300 processes of a user"),
-        ({"proc/sys/kernel/pid_max": 400}, 400, "kernel.pid_max"),
-        ({"sys/fs/cgroup/mine/pids.max": 150}, 150, "150 processes of the container"),
-        ({"sys/fs/cgroup/pids/pids.max": 150}, 150, "150 processes of the container"),
-    ],
-)
-def test_more_ranks_than_the_machine_can_have_are_refused(limits, most, by, tmp_path, monkeypatch):
-    files = {"proc/self/cgroup": "8:pids:/docker/1\n0::/mine\n", "proc/sys/kernel/pid_max": 32768}
-    for name, value in {**files, **limits}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(str(value))
-    given = {getattr(resource, name): value for name, value in limits.items() if name[0] == "R"}
-    monkeypatch.setattr(resource, "getrlimit", lambda name: (given.get(name, -1), -1))
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    check = functools.partial(check_ranks, to_files=False, root=tmp_path)
-    assert check(128, 2) == ""
-    assert check(129, 2) == "-np 129 on 2 cores: 64 ranks share each of them"
-    assert check(most, 100) == ""
-    with pytest.raises(ValueError, match=rf"-np {most + 1} .*\(expected at most {most}, by {by}"):
-        check(most + 1, 100)
-    assert "RLIMIT_NOFILE" not in limits or main(["-np", "201", "true"]) == 2
+def test_more_ranks_than_the_machine_can_have_are_refused(monkeypatch, capsys):
+    assert word_on(128, 2, 0) == ""
+    assert word_on(129, 2, 0) == "-np 129 on 2 cores: 64 ranks share each of them"
+    assert word_on(200, 100, 632) == ""
+    monkeypatch.setattr(resource, "getrlimit", lambda name: (632, 632))
+    assert main(["-np", "201", "true"]) == 2
+    assert "-np 201 on this machine (expected at most 200, by 632 open" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -99,11 +99,11 @@ def test_arguments_are_looked_at():
     with pytest.raises(TypeError):
         _core.allreduce_in_place(GOOD, 3, 0, hvd.Sum, 1.0, 1.0)
     with pytest.raises(ValueError, match="PyCapsule"):
-        _core.read_tensors_of((), object(), None, None)
+        _core.read_tensors_of((), object(), None, None, None)
 
 
 def test_a_torch_without_exchange_does_the_same(request):
-    _core.read_tensors_of((), None, None, None)  # what an older torch offers
+    _core.read_tensors_of((), None, None, None, None)  # what an older torch offers
     request.addfinalizer(adapter.let_core_read)
     tensor = GOOD.clone()
     assert not _reduced(tensor)
