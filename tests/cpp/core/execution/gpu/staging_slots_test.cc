@@ -206,7 +206,9 @@ TEST_P(StagingSlotsTest, ProcessSetsHaveTheirOwn) {
       }
       EXPECT_TRUE(coordinator.remove_process_set(request.process_set));
       barrier(coordinator, "removed");
-      EXPECT_EQ(cuda_.registered(), 0U);
+      while (cuda_.registered() != 0) {  // the lane of the last unit still has to let go of the set
+        std::this_thread::yield();
+      }
       barrier(coordinator, "looked");
     }
   });
