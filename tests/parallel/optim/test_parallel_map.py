@@ -58,8 +58,8 @@ def _sent():
     """The bytes of each object that this rank gives the others."""
     sizes, pickled = [], objects._pickled
 
-    def recorded(obj):
-        data = pickled(obj)
+    def recorded(*args):
+        data = pickled(*args)
         sizes.append(data.size)
         return data
 
