@@ -62,10 +62,10 @@ class Contender:
 
 
 def ddp(cap_mb: int, contexts: int = 1, what: str = "", **options: Any) -> Contender:
-    """DDP over gloo, which has connections of its own each time that an interface is listed."""
+    """DDP over gloo, with views, and connections for each time that an interface is listed."""
     listed = f", interface listed {contexts} times" if contexts > 1 else ""
     title = f"DDP/gloo{what}, {cap_mb} MB{listed}"
-    return Contender(title, "ddp", cap_mb=cap_mb, contexts=contexts, **options)
+    return Contender(title, "ddp", views=True, cap_mb=cap_mb, contexts=contexts, **options)
 
 
 def spec(name: str, mbit: float, hosts: int = HOSTS, delay_ms: float = 0.0) -> Spec:

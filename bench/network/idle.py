@@ -25,7 +25,8 @@ from bench.turns import by_name
 CELLS = ("3", "10", "20")
 _WAYS = {
     "aiacc": Contender("aiacc", "aiacc", {"AIACC_ENGINE": "tcp", "AIACC_LANES": "4"}),
-    "ddp": ddp(25, views=True),
+    "ddp": ddp(25),
+    "ddp4": ddp(25, 4),
 }
 #: The way, and the setting of all hosts.
 _TITLES = {

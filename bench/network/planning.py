@@ -60,7 +60,7 @@ CONTENDERS = {
     "dynamic": _ours("no plan", None),
     "auto": _ours('`plan="auto"`', "auto", warmup=1 + _AUTO_WARMUP),
     **_DDP,
-    "ddp_list": Contender("DDP/gloo, our list", "ddp", plan="optimal"),
+    "ddp_list": Contender("DDP/gloo, our list", "ddp", plan="optimal", views=True),
 }
 _TITLES = {name: one.title for name, one in CONTENDERS.items()}
 _OURS = [name for name, one in CONTENDERS.items() if one.kind == "aiacc"]
