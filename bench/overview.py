@@ -50,7 +50,9 @@ def loses(results: Rows) -> str:
                 found.append((over, [name, run["title"], *words, f"{over:.2f}x"]))
     head = ["row", "work", "aiacc", "the fastest peer", "aiacc / peer"]
     lines = [line for _, line in sorted(found, key=lambda one: one[0], reverse=True)]
-    text = f"{len(lines)} of {count} works that were measured."
+    others = [row.name for row in ROWS if row.name not in results]
+    text = f"{len(lines)} of {count} works of {len(results)} rows: {', '.join(results)}."
+    text += f" Not counted: {', '.join(others)}."
     return f"{text}\n\n{table(head, lines)}" if lines else text
 
 

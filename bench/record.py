@@ -66,6 +66,12 @@ def write(path: Path, run: Run, cells: Sequence[str]) -> None:
     path.write_text(_NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n")
 
 
+def part(run: Run, title: str, keys: Mapping[str, str]) -> Run:
+    """A run of one work of a cell: the samples of contenders, by their keys in that cell."""
+    kept = {name: run["samples"][key] for name, key in keys.items() if key in run["samples"]}
+    return {**run, "title": f"{run['title']}, {title}", "samples": kept}
+
+
 def samples(run: Run, contender: str) -> list[float]:
     """All samples of a contender, whatever job they come from."""
     return [value for job in run["samples"].get(contender, ()) for value in job]

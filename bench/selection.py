@@ -27,17 +27,19 @@ THREADS = (1, 2)
 _ROUNDS = 7
 #: Steps until a threshold with residuals has settled.
 _SETTLED = 30
-_TITLES = {
+_WORKS = {
     "alone": f"{K:,} of {COUNT:,} float32",
     "residuals": f"{K:,} of {COUNT:,} float32, with residuals",
 }
-_OURS = tuple(f"mstopk:mode={mode}" for mode in MODES)
+OURS = tuple(f"mstopk:mode={mode}" for mode in MODES)
 _TORCH = tuple(
     f"torch.topk, {order}, {threads} thread{'s' * (threads > 1)}"
     for order in ("sorted", "unsorted")
     for threads in THREADS
 )
 _NUMPY = "numpy.argpartition"
+PEERS = (*_TORCH, _NUMPY)
+TITLES = {key: f"`{key}`" for key in (*OURS, *PEERS)} | {"copy": "a copy of the buffer"}
 
 
 def measure(cell: str, rounds: int | None) -> dict[str, Any]:
@@ -52,13 +54,12 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     for _ in range(_SETTLED):
         contenders[0].run()
     spans = take_turns(contenders, rounds or _ROUNDS, nothing, warm_up=1)
-    return {"title": _TITLES[cell], "unit": "s", **gathered([[spans]], of_callers)}
+    return {"title": _WORKS[cell], "unit": "s", **gathered([[spans]], of_callers)}
 
 
 def tables(runs: Sequence[Run]) -> str:
     """A line for each contender."""
-    keys = {key: f"`{key}`" for key in (*_OURS, *_TORCH, _NUMPY)} | {"copy": "a copy of the buffer"}
-    return markdown.contest(runs, keys, (*_TORCH, _NUMPY), _OURS)
+    return markdown.contest(runs, TITLES, PEERS, OURS)
 
 
 def _ours(mode: int, gradients: list[torch.Tensor], keeps: bool) -> Contender:
@@ -79,7 +80,7 @@ def _ours(mode: int, gradients: list[torch.Tensor], keeps: bool) -> Contender:
         if MODES[mode] != "reference" and not 0 < chosen >= left:
             raise AssertionError(f"{chosen:g} was chosen, and {left:g} left")
 
-    return Contender(_OURS[mode], run, prepare=lambda: torch.set_num_threads(1), check=check)
+    return Contender(OURS[mode], run, prepare=lambda: torch.set_num_threads(1), check=check)
 
 
 def _theirs(

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench import job, turns
 from bench.collectives import peers
-from bench.record import Run
+from bench.record import Run, part
 from bench.tables import matrix
 
 #: How ranks talk, and more ranks than two if there are.
@@ -92,16 +92,10 @@ def _compiled(prefix: Path, folder: Path) -> Path:
 
 def contests(run: Run) -> list[Run]:
     """One for each size."""
-    found = []
-    for size in SIZES:
-        mine = {
-            name.partition(":")[0]: jobs
-            for name, jobs in run["samples"].items()
-            if name.endswith(f":{size}")
-        }
-        if mine:
-            found.append({**run, "title": f"{run['title']}, {in_words(size)}", "samples": mine})
-    return found
+    found = [
+        part(run, in_words(size), {name: f"{name}:{size}" for name in TITLES}) for size in SIZES
+    ]
+    return [one for one in found if one["samples"]]
 
 
 def in_words(size: int) -> str:

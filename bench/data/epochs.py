@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from bench import job, plots
-from bench.record import Run, samples
+from bench.record import Run, part, samples
 from bench.tables import spread, table
 from bench.turns import by_name
 
@@ -39,6 +39,9 @@ TITLES = {
     "aiacc_half": "aiacc, memory for half of the images, no disk",
     "aiacc_neighbour": 'the same, `shard="neighbour"`',
 }
+
+OURS = tuple(name for name in TITLES if name.startswith("aiacc"))
+PEERS = tuple(name for name in TITLES if name not in OURS)
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,14 @@ def plot(runs: Sequence[Run]) -> Any:
     axis.set_xscale("log")
     axis.legend()
     return figure
+
+
+def contests(run: Run) -> list[Run]:
+    """A run for each epoch that the tables have."""
+    return [
+        part(run, f"epoch {epoch}", {name: key_of(name, epoch) for name in TITLES})
+        for epoch in _SHOWN
+    ]
 
 
 def _contenders(run: Run) -> list[str]:

@@ -24,14 +24,13 @@ from bench.turns import Contender, by_name, gathered, take_turns
 CONGESTION = "cubic"
 LANES = (1, 2, 4, 8)
 ENGINES = ("tcp", "mpi")
-#: Hosts, and what is special: one of four flows at a quarter of the cap; caps of half the rate.
-CELLS = ("2", "4", "8", "2:slow", "4:slow", "8:slow", "8:half")
+#: Hosts, and what is special: one of four flows at a quarter of the cap.
+CELLS = ("2", "4", "8", "2:slow", "4:slow", "8:slow")
 _ITERATIONS, _ROUNDS = 5, 2
 #: A flow that has carried as much of the tensors carried units of them.
 _LEAST_SHARE = 0.01
-#: Period of the inputs, so that data which moved to a wrong offset is noticed; and the largest
-#: number up to which bfloat16 has all.
-_PERIOD, BFLOAT16_EXACT = 1021, 256
+#: Period of the inputs, so that data which moved to a wrong offset is noticed.
+_PERIOD = 1021
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,11 @@ class Way:
         engine: AIACC_ENGINE.
         lanes: AIACC_LANES.
         unit: AIACC_UNIT_BYTES, "" for the default.
-        form: Attribute of ``aiacc.torch.Compression``, "" for float32.
     """
 
     engine: str
     lanes: int
     unit: str = ""
-    form: str = ""
 
     @classmethod
     def of(cls, key: str) -> Way:
@@ -65,10 +62,6 @@ class Way:
     def columns(self, per_host: int) -> int:
         """Ranks of a host that send to other hosts, all at a time."""
         return per_host if self.engine.startswith("hierarchical") else 1
-
-    def wire_bytes(self, tensor_bytes: int) -> int:
-        """What a tensor has on the wire."""
-        return tensor_bytes // 2 if self.form else tensor_bytes
 
     def limit_mbit(self, bed: Mapping[str, Any], per_host: int = 1) -> float:
         """What the lanes may carry between two hosts of a bed, headers included.
@@ -89,13 +82,9 @@ class Way:
 def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     """All-reduces over every number of lanes, on a bed with one rank per host."""
     hosts, _, special = cell.partition(":")
-    flow_mbit, nic_mbit = (125, 500) if special == "half" else (250, 1000)
     slow = 0.25 if special == "slow" else 0
-    engines = ("mpi",) if special == "half" else ENGINES
-    keys = [f"{one}:{lanes}" for one, lanes in product(engines, (4,) if slow else LANES)]
-    return measure_on(
-        Spec("bandw", int(hosts), flow_mbit, nic_mbit, slow, CONGESTION), keys, rounds
-    )
+    keys = [f"{one}:{lanes}" for one, lanes in product(ENGINES, (4,) if slow else LANES)]
+    return measure_on(Spec("bandw", int(hosts), 250, 1000, slow, CONGESTION), keys, rounds)
 
 
 def measure_on(
@@ -139,7 +128,7 @@ def _job(bed: Bed, key: str, per_host: int, tensor_bytes: int) -> tuple[list[Any
         raise BedError(f"the job ran another engine or other lanes than {way}")
     # The warm-up counts for the flows: every host sends the same bytes as on the bus, if it has one
     # rank, or a hierarchy. A flat ring sends more, which its rate does not count.
-    sent = way.wire_bytes(tensor_bytes) * (1 + _ITERATIONS) * 2 * (hosts - 1) / hosts
+    sent = tensor_bytes * (1 + _ITERATIONS) * 2 * (hosts - 1) / hosts
     flows = [bed.flows(host) for host in range(hosts)] if bed.spec.flow_mbit else []
     return ranks, [sum(one.sent_bytes >= sent * _LEAST_SHARE for one in host) for host in flows]
 
@@ -152,11 +141,8 @@ def run(task: Mapping[str, Any]) -> dict[str, Any]:
     from aiacc import _core
 
     hvd.init()
-    rank, size, form = hvd.rank(), hvd.size(), Way.of(task["key"]).form
-    # With a form an odd period of what is exact in 16 bits as a sum.
-    period = (BFLOAT16_EXACT // size - size) // 2 * 2 - 1 if form else _PERIOD
-    pattern = np.resize(np.arange(period, dtype=np.float32), task["bytes"] // 4)
-    narrow = getattr(hvd.Compression, form or "none")
+    rank, size = hvd.rank(), hvd.size()
+    pattern = np.resize(np.arange(_PERIOD, dtype=np.float32), task["bytes"] // 4)
     tensor = np.empty_like(pattern)
     shared = torch.from_numpy(tensor)
 
@@ -168,7 +154,7 @@ def run(task: Mapping[str, Any]) -> dict[str, Any]:
 
     way = Contender(
         task["key"],
-        lambda: hvd.allreduce_(shared, op=hvd.Sum, name="tensor", compression=narrow),
+        lambda: hvd.allreduce_(shared, op=hvd.Sum, name="tensor"),
         prepare=lambda: np.add(pattern, rank, out=tensor),
         finish=hvd.barrier,  # the first one's check takes no core from the last one's all-reduce
         check=check,
@@ -182,8 +168,7 @@ def run(task: Mapping[str, Any]) -> dict[str, Any]:
 
 def rate_mbit(run: Run, key: str) -> float:
     """Bus bandwidth by the median of all samples."""
-    wire_bytes = Way.of(key).wire_bytes(run["tensor_bytes"])
-    return bus_mbit(wire_bytes, run["bed"]["hosts"], median(samples(run, key)))
+    return bus_mbit(run["tensor_bytes"], run["bed"]["hosts"], median(samples(run, key)))
 
 
 def rate(run: Run, key: str) -> str:

@@ -17,7 +17,7 @@ from bench.bed.bed import bed_for
 from bench.network import cells
 from bench.network.cells import Contender, ddp
 from bench.network.workloads import workload
-from bench.record import Run
+from bench.record import Run, part
 from bench.shapes import elements
 from bench.tables import ratio
 
@@ -78,8 +78,16 @@ CONTENDERS = {
     "low_rank_1": _ours("PowerSGD of rank 4, ours, 1 rank per host", "powersgd", per_host=1),
     **_LOW_RANK,
 }
-_TITLES = {name: one.title for name, one in CONTENDERS.items()}
-_OURS = [name for name, one in CONTENDERS.items() if one.kind == "aiacc"]
+TITLES = {name: one.title for name, one in CONTENDERS.items()}
+_AIACC = [name for name, one in CONTENDERS.items() if one.kind == "aiacc"]
+#: What is compared as like with like: ours, and peers that send as many bits.
+_LIKE = {
+    "float32": ("dense", _DENSE),
+    "16 bits": ("bf16", _HALF),
+    "PowerSGD": ("low_rank_1", _LOW_RANK),
+}
+OURS = tuple(ours for ours, _ in _LIKE.values())
+PEERS = (*_DENSE, *_HALF, *_LOW_RANK)
 #: At 100 Mbit/s a step of float32 takes a minute, and "auto" dozens of them; at 10 Gbit/s only what
 #: a step of some tenths of a second leaves room for.
 _LEFT_OUT = {
@@ -143,17 +151,25 @@ def tables(runs: Sequence[Run]) -> str:
     return cells.parts(
         {
             "Steps with two ranks per host, and ours over the fastest DDP:": cells.steps(
-                runs, _at(PER_HOST), (*_DENSE, *_HALF), _OURS
+                runs, _at(PER_HOST), (*_DENSE, *_HALF), _AIACC
             ),
             "Steps with one rank per host, and ours over torch's PowerSGD:": cells.steps(
-                runs, _at(1), tuple(_LOW_RANK), _OURS
+                runs, _at(1), tuple(_LOW_RANK), _AIACC
             ),
             "Steps, measured / model, from the rate and the speed of coding before the run:": (
-                cells.models(runs, _TITLES, "step_s")
+                cells.models(runs, TITLES, "step_s")
             ),
             'What "auto" has found:': "\n".join(line for run in runs for line in _automatic(run)),
         }
     )
+
+
+def contests(run: Run) -> list[Run]:
+    """A run for each of _LIKE."""
+    return [
+        part(run, title, {key: key for key in (ours, *them)})
+        for title, (ours, them) in _LIKE.items()
+    ]
 
 
 def _at(per_host: int) -> dict[str, str]:
@@ -174,4 +190,4 @@ def _automatic(run: Run) -> list[str]:
 
 def plot(runs: Sequence[Run]) -> Any:
     """See Row."""
-    return cells.plot(runs, _TITLES, _OURS)
+    return cells.plot(runs, TITLES, _AIACC)

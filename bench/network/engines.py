@@ -17,7 +17,6 @@ TITLES = {
     "mpi:4": "mpi",
     "hierarchical-mpi:4": "hierarchical-mpi",
     "hierarchical:4": "hierarchical",
-    "hierarchical:4::bf16": "hierarchical, bfloat16",
 }
 
 

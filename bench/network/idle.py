@@ -29,11 +29,13 @@ _WAYS = {
     "ddp4": ddp(25, 4),
 }
 #: The way, and the setting of all hosts.
-_TITLES = {
+TITLES = {
     f"{name}:{setting}": f"{way.title}, {setting}{' (default)' * setting}"
     for name, way in _WAYS.items()
     for setting in (1, 0)
 }
+OURS = tuple(key for key in TITLES if key.startswith("aiacc"))
+PEERS = tuple(key for key in TITLES if key not in OURS)
 #: Computation of a step: 1.5 times what all gradients take on the wire.
 _COMPUTE_S = 1.924
 
@@ -65,4 +67,4 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
 
 def tables(runs: Sequence[Run]) -> str:
     """A line for each network."""
-    return markdown.matrix(runs, _TITLES, ())
+    return markdown.matrix(runs, TITLES, ())

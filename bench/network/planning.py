@@ -62,8 +62,9 @@ CONTENDERS = {
     **_DDP,
     "ddp_list": Contender("DDP/gloo, our list", "ddp", plan="optimal", views=True),
 }
-_TITLES = {name: one.title for name, one in CONTENDERS.items()}
-_OURS = [name for name, one in CONTENDERS.items() if one.kind == "aiacc"]
+TITLES = {name: one.title for name, one in CONTENDERS.items()}
+OURS = [name for name, one in CONTENDERS.items() if one.kind == "aiacc"]
+PEERS = tuple(_DDP)
 FEW = (THRESHOLD, "mgwfbp_paper", "optimal", "decoupled_1", "auto", *_DDP, "ddp_list")
 
 
@@ -181,7 +182,6 @@ def _kept(plan: Plan) -> dict[str, Any]:
         "buckets": len(plan.buckets),
         "predicted_s": plan.predicted_s,
         "bound_s": plan.bound_s,
-        "digest": plan.digest,
     }
 
 
@@ -199,11 +199,11 @@ def tables(runs: Sequence[Run]) -> str:
     """See Row."""
     return cells.parts(
         {
-            "Steps, and ours over the fastest DDP:": cells.steps(runs, _TITLES, tuple(_DDP), _OURS),
+            "Steps, and ours over the fastest DDP:": cells.steps(runs, TITLES, PEERS, OURS),
             "Steps, measured / model, from the probe before the run, of the plan as the core sends "
-            "it:": cells.models(runs, _TITLES, "step_s"),
+            "it:": cells.models(runs, TITLES, "step_s"),
             "Communication that computation does not hide, measured / model:": cells.models(
-                runs, _TITLES, "exposed_s"
+                runs, TITLES, "exposed_s"
             ),
             "Buckets of the plans, and steps as the planners see them, one bucket at a time "
             f"(`lanes({LANES})`: {LANES}, and what no such plan beats):": cells.across(
@@ -223,4 +223,4 @@ def _plan_text(run: Run, planner: str) -> str:
 
 def plot(runs: Sequence[Run]) -> Any:
     """See Row."""
-    return cells.plot(runs, _TITLES, _OURS)
+    return cells.plot(runs, TITLES, OURS)

@@ -23,7 +23,6 @@ _SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
 TITLES = {
     "lars": "LARS (aiacc)",
     "lars_foreach": "LARS (aiacc), foreach",
-    "lars_single": "LARS (aiacc), one by one",
     "timm_lars": "timm Lars, default",
     "timm_lars_foreach": "timm Lars, foreach",
     "sgd": "torch SGD, default",
@@ -36,6 +35,7 @@ TITLES = {
     "adamw_fused": "torch AdamW, fused",
 }
 #: Those that compute the same.
+OURS = tuple(key for key, title in TITLES.items() if "aiacc" in title)
 PEERS = ("timm_lars", "timm_lars_foreach", "timm_lamb", "timm_lamb_foreach")
 
 Make = Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer]
@@ -70,7 +70,6 @@ def _contenders(name: str) -> dict[str, Make]:
     return {
         "lars": lambda params: LARS(params, **_SGD),
         "lars_foreach": lambda params: LARS(params, **_SGD, foreach=True),
-        "lars_single": lambda params: LARS(params, **_SGD, fused=False, foreach=False),
         "timm_lars": lambda params: Lars(params, **_SGD),
         "timm_lars_foreach": lambda params: Lars(params, **_SGD, foreach=True),
         "sgd": lambda params: torch.optim.SGD(params, **_SGD),
@@ -81,5 +80,4 @@ def _contenders(name: str) -> dict[str, Make]:
 
 def tables(runs: Sequence[Run]) -> str:
     """Markdown: medians, and ours over the faster of timm's. Pure."""
-    ours = [key for key, title in TITLES.items() if "aiacc" in title]
-    return contest(runs, TITLES, PEERS, ours)
+    return contest(runs, TITLES, PEERS, OURS)

@@ -19,7 +19,7 @@ import torch
 
 import aiacc.torch as hvd
 from bench.plots import panels, points
-from bench.record import Run
+from bench.record import Run, part
 from bench.second_order.contenders import CONTENDERS, TRIALS, Tuned, trial
 from bench.second_order.workloads import AUTOENCODER, DIGITS, Workload
 from bench.tables import table
@@ -28,6 +28,8 @@ from bench.training.seeds import Training, spread, trained
 _CELLS = {"autoencoder": AUTOENCODER, "digits": DIGITS}
 CELLS = tuple(_CELLS)
 SEEDS = 5
+OURS, PEERS = ("kfac",), tuple(name for name in CONTENDERS if name != "kfac")
+TITLES = {name: one.title for name, one in CONTENDERS.items()}
 #: Steps from one measurement to the next; one of so many times the first ends a training.
 EVERY, DIVERGED = 10, 10.0
 
@@ -130,6 +132,12 @@ def tables(runs: Sequence[Run]) -> str:
     return table(head, lines)
 
 
+def contests(run: Run) -> list[Run]:
+    """CPU seconds of those that reached the target with all seeds."""
+    reached = [key for key, ones in run["trainings"].items() if all(x["reached"] for x in ones)]
+    return [part(run, "CPU time to the target", dict(zip(reached, reached, strict=True)))]
+
+
 def _taken(values: Sequence[float], form: str, count: int) -> str:
     """Mean and range, if all seeds reached the target; else what is known of them."""
     if 0 < len(values) < count:
@@ -143,8 +151,8 @@ def plot(runs: Sequence[Run]) -> Any:
     for row, run in enumerate(runs):
         for axis, what in zip(axes[2 * row : 2 * row + 2], ("seconds", "steps"), strict=True):
             values = {
-                contender.title: [one[what] for one in run["trainings"][name] if one["reached"]]
-                for name, contender in CONTENDERS.items()
+                title: [one[what] for one in run["trainings"][name] if one["reached"]]
+                for name, title in TITLES.items()
             }
             points(axis, values, [CONTENDERS["kfac"].title])
             axis.set_xlim(left=0)

@@ -17,7 +17,7 @@ from aiacc.kfac.factors import gradient_factor, input_factor
 from aiacc.kfac.inverses import decompose, invert
 from aiacc.kfac.packing import pack, packed_size, unpack
 from bench.record import Run
-from bench.tables import ratio, spread, table
+from bench.tables import matrix
 from bench.turns import of_cpu, timed
 
 ROUNDS, BATCH = 7, 8
@@ -38,6 +38,10 @@ CELLS = (
     *(f"{way}:{dim}" for dim in PACKED for way in ("pack", "unpack")),
     *(f"invert:{dim}" for dim in INVERTED),
 )
+OURS, PEERS = ("ours",), ("usual",)
+TITLES = {"ours": "aiacc", "usual": "the usual way"} | {
+    name: name for name in ("copy of the matrix", "one by one", "eigenvectors")
+}
 DAMPING, TOLERANCE = 1e-3, 1e-3
 
 Calls = dict[str, Callable[[], Any]]
@@ -151,15 +155,5 @@ def _inverses(dim: int) -> tuple[str, Calls]:
 
 
 def tables(runs: Sequence[Run]) -> str:
-    """Markdown: medians of CPU time, and ours over the usual way's. Pure."""
-    lines = []
-    for run in runs:
-        more = [
-            f"{name}: {spread(run, name)}"
-            for name in run["samples"]
-            if name not in ("ours", "usual")
-        ]
-        factor = f"{ratio(run, 'ours', 'usual'):.2f}x"
-        both = [spread(run, name) for name in ("ours", "usual")]
-        lines.append([run["title"], *both, factor, ", ".join(more)])
-    return table(["work", "ours", "usual", "ours / usual", "for comparison"], lines)
+    """Medians of CPU time, and ours over the usual way's. Pure."""
+    return matrix(runs, TITLES, PEERS, OURS)

@@ -15,7 +15,6 @@ from aiacc.planning.cost import Affine, CostModel
 from aiacc.planning.network import PUBLISHED, network_of
 from aiacc.planning.problem import Problem
 from aiacc.planning.schedule import decoupled_step
-from bench.plots import OURS, PEERS, panels
 from bench.record import Run
 from bench.tables import table
 
@@ -39,8 +38,10 @@ _STEP_CELLS = {f"{model}:{network}": (model, network) for model, network in STEP
 _LINK_CELLS = {link.replace(" Gbit/s", "gbit"): link for link in LINKS}
 CELLS = (*_STEP_CELLS, *_LINK_CELLS, INFOCOM)
 
-_PEERS = ("per_tensor", "single", "threshold(25)", "threshold(64)", "mgwfbp_paper")
-_PLANNERS = (*_PEERS, "optimal", "optimal_k", "lanes(4)", "decoupled")
+_PLANNERS = (
+    *("per_tensor", "single", "threshold(25)", "threshold(64)", "mgwfbp_paper"),
+    *("optimal", "optimal_k", "lanes(4)", "decoupled"),
+)
 _SCALED = ("per_tensor", "threshold(25)", "mgwfbp_paper", "optimal", "lanes(4)", "decoupled")
 #: What is not exact stands beside its bound.
 _BOUNDED = "lanes(4)"
@@ -166,22 +167,3 @@ def _speed_ups(found: Mapping[str, Mapping[str, float]]) -> str:
         lines.append([f"`mgwfbp_paper` over `{name}`", *gains])
     head = ("planner", "measured by the authors", "simulated", "simulated, a and b 5 % smaller")
     return table(head, lines)
-
-
-def plot(runs: Sequence[Run]) -> Any:
-    """Efficiency over the number of ranks, a panel for each link; ours and peers by colour."""
-    _, links, _ = _kinds(runs)
-    figure, axes = panels(len(links), height=3.6)
-    for axis, run in zip(axes, links, strict=True):
-        places = range(len(run["efficiency"]))
-        for name in _SCALED:
-            values = [100 * found[name] for found in run["efficiency"].values()]
-            color, marker = PEERS if name in _PEERS else OURS, "os^DvX"[_SCALED.index(name)]
-            axis.plot(places, values, label=name, color=color, marker=marker)
-        axis.set_xticks(places, list(run["efficiency"]), size=7)
-        axis.set_ylim(0, 105)
-        axis.set_xlabel("ranks")
-        axis.set_ylabel("scaling efficiency, % (simulated)")
-        axis.set_title(f"ResNet-50, ring, {run['title']}", fontsize=8)
-        axis.legend(fontsize=7)
-    return figure

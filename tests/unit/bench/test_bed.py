@@ -69,14 +69,13 @@ def test_what_the_bus_bandwidth_may_be_at_most_and_the_flows_that_an_engine_prom
     for way, hosts, per_host, flows in (
         ("tcp:3", 4, 1, 3),
         ("tcp:3", 4, 2, None),
-        ("hierarchical:3::bf16", 4, 2, 6),
+        ("hierarchical:3", 4, 2, 6),
         ("mpi:3", 2, 1, 3),
         ("hierarchical-mpi:3", 2, 2, 6),
         ("hierarchical-mpi:3", 3, 2, None),
     ):
         assert Way.of(way).promised(hosts, per_host) == flows, way
     assert Way.of("tcp:4:8MiB").variables["AIACC_UNIT_BYTES"] == "8MiB"
-    assert Way.of("hierarchical:4::bf16").wire_bytes(8) == 4
 
 
 _DONE = Report("done", checked=100)
