@@ -46,8 +46,8 @@ def main() -> int:
             return watch(lambda row, cell: _run(row, cell, options.rounds))
         if not options.rows and not options.write:
             raise ValueError("no row (expected some; python -m bench --list names them)")
-        kept_anyway = all("gpu" in row.needs for row, _ in chosen)
-        if options.write and options.rows and not kept_anyway and (reason := record.refusal()):
+        kept = [row for row, _ in chosen if "gpu" not in row.needs]
+        if options.write and options.rows and kept and (reason := record.refusal(kept)):
             raise ValueError(f"--write: {reason}")
         wrong = False
         for row, cell in chosen:

@@ -71,6 +71,15 @@ def kind(machine: Mapping[str, Any]) -> str:
     return f"{machine['gpu']['name']}, {host}" if "gpu" in machine else host
 
 
+def busy() -> bool:
+    """Whether others compute: over the last minute, and now.
+
+    The load of the last minute alone may be what a cell before has left.
+    """
+    average, _, _, threads, _ = Path("/proc/loadavg").read_text().split()
+    return float(average) > 1.0 and int(threads.partition("/")[0]) > 1  # one is this
+
+
 def load() -> list[float]:
     """Load averages over 1, 5 and 15 minutes."""
     return [round(value, 2) for value in os.getloadavg()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,16 @@ Run = dict[str, Any]
 _NUMBERS = re.compile(r"\[\s+(-?\d[-\d.,e\s]*?)\s+\]")
 
 
-def refusal() -> str | None:
-    """Why nothing that is measured now can be kept; None if it can."""
+def refusal(rows: Iterable[Row]) -> str | None:
+    """Why nothing of ``rows`` that is measured now can be kept; None if it can."""
     here = machine.commit()
     if here["dirty"]:
         return "files differ from the commit (expected a clean tree; commit first)"
     if not machine.on_main(here["commit"]):
         return f"commit {here['commit'][:12]} is not on main (expected one that stays; merge first)"
+    if machine.busy() and (quiet := [row.name for row in rows if "quiet" in row.needs]):
+        load = f"a load of {machine.load()[0]:g}"
+        return f"{load} (expected 1 or less for {', '.join(quiet)}; end what else computes)"
     return None
 
 

@@ -25,13 +25,10 @@ TITLES = {
     "lars_foreach": "LARS (aiacc), foreach",
     "timm_lars": "timm Lars, default",
     "timm_lars_foreach": "timm Lars, foreach",
-    "sgd": "torch SGD, default",
-    "sgd_foreach": "torch SGD, foreach",
     "sgd_fused": "torch SGD, fused",
     "lamb": "LAMB (aiacc)",
     "timm_lamb": "timm Lamb, default",
     "timm_lamb_foreach": "timm Lamb, foreach",
-    "adamw": "torch AdamW, default",
     "adamw_fused": "torch AdamW, fused",
 }
 #: Those that compute the same.
@@ -64,7 +61,6 @@ def _contenders(name: str) -> dict[str, Make]:
             "lamb": lambda params: LAMB(params),
             "timm_lamb": lambda params: Lamb(params, max_grad_norm=None),
             "timm_lamb_foreach": lambda params: Lamb(params, max_grad_norm=None, foreach=True),
-            "adamw": lambda params: torch.optim.AdamW(params),
             "adamw_fused": lambda params: torch.optim.AdamW(params, fused=True),
         }
     return {
@@ -72,8 +68,6 @@ def _contenders(name: str) -> dict[str, Make]:
         "lars_foreach": lambda params: LARS(params, **_SGD, foreach=True),
         "timm_lars": lambda params: Lars(params, **_SGD),
         "timm_lars_foreach": lambda params: Lars(params, **_SGD, foreach=True),
-        "sgd": lambda params: torch.optim.SGD(params, **_SGD),
-        "sgd_foreach": lambda params: torch.optim.SGD(params, **_SGD, foreach=True),
         "sgd_fused": lambda params: torch.optim.SGD(params, **_SGD, fused=True),
     }
 

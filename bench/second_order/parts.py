@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from aiacc.kfac.factors import gradient_factor, input_factor
-from aiacc.kfac.inverses import decompose, invert
+from aiacc.kfac.inverses import invert
 from aiacc.kfac.packing import pack, packed_size, unpack
 from bench.record import Run
 from bench.tables import matrix
@@ -39,9 +39,7 @@ CELLS = (
     *(f"invert:{dim}" for dim in INVERTED),
 )
 OURS, PEERS = ("ours",), ("usual",)
-TITLES = {"ours": "aiacc", "usual": "the usual way"} | {
-    name: name for name in ("copy of the matrix", "one by one", "eigenvectors")
-}
+TITLES = {"ours": "aiacc", "usual": "the usual way"}
 DAMPING, TOLERANCE = 1e-3, 1e-3
 
 Calls = dict[str, Callable[[], Any]]
@@ -62,8 +60,7 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
         title, calls = _inverses(int(what))
     else:
         title, calls = f"{kind}, {what}", _packing(kind, int(what))
-    same = {"ours", "usual", "one by one"} & calls.keys() if kind != "pack" else set()
-    first = {name: calls[name]() for name in same}
+    first = {name: call() for name, call in calls.items() if kind != "pack"}
     for name, other in first.items():
         apart = float((other - first["ours"]).abs().max() / first["ours"].abs().max())
         if not apart <= TOLERANCE:
@@ -130,12 +127,9 @@ def _packing(way: str, dim: int) -> Calls:
         other[at[1], at[0]] = triangle
         return other
 
-    copied = torch.empty(dim, dim)
-    calls: Calls = {"copy of the matrix": lambda: copied.copy_(matrix)}
     if way == "unpack":
-        return {"ours": unpacked, "usual": unpacked_by_indices, **calls}
-    packed: Calls = {"ours": lambda: pack([matrix], flat), "usual": lambda: matrix[at[0], at[1]]}
-    return {**packed, **calls}
+        return {"ours": unpacked, "usual": unpacked_by_indices}
+    return {"ours": lambda: pack([matrix], flat), "usual": lambda: matrix[at[0], at[1]]}
 
 
 def _inverses(dim: int) -> tuple[str, Calls]:
@@ -149,8 +143,6 @@ def _inverses(dim: int) -> tuple[str, Calls]:
     return f"inverses, {count} x {dim}", {
         "ours": lambda: stacked(invert(factors, dampings)),
         "usual": lambda: torch.linalg.inv(stack + eye),
-        "one by one": lambda: stacked([invert([one], dampings[:1])[0] for one in factors]),
-        "eigenvectors": lambda: decompose(factors),
     }
 
 
