@@ -25,7 +25,10 @@ LAUNCHERS = {
 }
 _TAIL_LINES = 40
 #: Settings of whoever measures, which must not reach who is measured.
-_PREFIXES = ("AIACC_", "HOROVOD_", "GLOO_", "TORCH_GLOO_", "MPIR_CVAR_", "OMP_", "MKL_", "NCCL_")
+_PREFIXES = (
+    *("AIACC_", "HOROVOD_", "GLOO_", "TORCH_GLOO_", "MPIR_CVAR_", "OMP_", "MKL_", "NCCL_"),
+    *("OMPI_", "UCX_", "UCC_", "CCL_", "I_MPI_", "FI_", "TF_"),
+)
 _KEPT = "AIACC_BENCH_"
 
 
