@@ -170,7 +170,7 @@ def tables(runs: Sequence[Run]) -> str:
     """See Row."""
     return cells.parts(
         {
-            "Steps, and ours over the fastest published variant, as we reimplemented it:": cells.steps(
+            "Steps, and ours over the fastest published variant (reimplemented):": cells.steps(
                 runs, _TITLES, PEERS, (methods.OURS,)
             ),
             "Steps, measured / simulated, from the probe before the run:": cells.models(
