@@ -130,7 +130,7 @@ def measured(
     rounds: int | None,
     variables: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What a result file has of rounds in which contenders take turns, every second one backwards.
+    """What a result file has of rounds in which contenders take turns, see `in_turn`.
 
     Blocks. Main thread only.
 

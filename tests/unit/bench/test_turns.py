@@ -1,5 +1,7 @@
 """How contenders take turns, and how samples come from the clocks of ranks."""
 
+from collections import Counter
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +22,14 @@ def test_contenders_take_turns_and_the_warm_up_is_dropped():
     found = turns.take_turns(both, 1, lambda: seen.append("go"), warm_up=1)
     assert seen == [entry for name in "abba" for entry in ("go", name, "end", "check")]
     assert [len(spans["starts"]) for spans in found.values()] == [1, 1]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 11])
+def test_no_place_and_no_predecessor_is_anybodys_own(count):
+    rounds = [turns.in_turn(range(count), number) for number in range(2 * count)]
+    assert all(len(set(places)) == count for places in zip(*rounds[:count], strict=True))
+    pairs = [pair for order in rounds for pair in pairwise(order)]
+    assert Counter(pairs) == {(a, b): 2 for a in range(count) for b in range(count) if a != b}
 
 
 def test_a_sample_lasts_from_the_last_arrival_to_the_last_departure():
