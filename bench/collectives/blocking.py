@@ -24,12 +24,13 @@ OURS = ("aiacc",)
 TITLES = {
     "aiacc": "aiacc",
     "gloo_1": "torch gloo",
-    "gloo_4": "torch gloo, 4 contexts",
+    "gloo_cut_4": "torch gloo, cut into 4, 4 contexts",
+    "gloo_cut_8": "torch gloo, cut into 8, 4 contexts",
     "mpich": "MPICH",
     "open_mpi": "Open MPI",
     "intel_mpi": "Intel MPI",
     "oneccl": "oneCCL",
-    "ucc": "UCC (ucc_perftest: mean of 20 calls)",
+    "ucc": "UCC (by ucc_perftest: mean of 20 calls and all ranks)",
 }
 PEERS = tuple(key for key in TITLES if key not in OURS)
 #: UCC's program gives one value per job.

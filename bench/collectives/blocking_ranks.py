@@ -17,8 +17,8 @@ from bench.turns import Contender, take_turns
 
 #: Spans by contender and size.
 Seen = dict[str, dict[str, list[float]]]
-#: A call that sums a tensor over the ranks, where it is.
-Sum = Callable[[torch.Tensor], object]
+#: Makes a call that sums a tensor over the ranks, where it is.
+Sum = Callable[[torch.Tensor], Callable[[], object]]
 
 
 def aiacc_and_gloo(task: Mapping[str, Any]) -> Seen:
@@ -27,16 +27,13 @@ def aiacc_and_gloo(task: Mapping[str, Any]) -> Seen:
 
     with beside_aiacc(task) as gloo:
         ways: dict[str, Sum] = {
-            "aiacc": lambda tensor: hvd.allreduce_(
-                tensor, name=f"blocking.{tensor.nbytes}", op=hvd.Sum
+            "aiacc": lambda tensor: partial(
+                hvd.allreduce_, tensor, name=f"blocking.{tensor.nbytes}", op=hvd.Sum
             ),
-            **{f"gloo_{n}": partial(_by_gloo, group) for n, group in gloo.groups.items()},
+            "gloo_1": lambda tensor: partial(dist.all_reduce, tensor),
+            **{f"gloo_cut_{n}": partial(gloo.summed, pieces=n) for n in (4, 8)},
         }
         return _by_size(ways, task, gloo.align)
-
-
-def _by_gloo(group: Any, tensor: torch.Tensor) -> None:
-    dist.all_reduce(tensor, group=group)
 
 
 def mpi(task: Mapping[str, Any]) -> Seen:
@@ -45,10 +42,10 @@ def mpi(task: Mapping[str, Any]) -> Seen:
 
     everybody = MPI.COMM_WORLD
 
-    def call(tensor: torch.Tensor) -> None:
-        everybody.Allreduce(MPI.IN_PLACE, tensor.numpy(), MPI.SUM)
+    def make(tensor: torch.Tensor) -> Callable[[], object]:
+        return partial(everybody.Allreduce, MPI.IN_PLACE, [tensor.numpy(), MPI.FLOAT], MPI.SUM)
 
-    return _by_size({task["name"]: call}, task, everybody.Barrier)
+    return _by_size({task["name"]: make}, task, everybody.Barrier)
 
 
 def oneccl(task: Mapping[str, Any]) -> Seen:
@@ -56,16 +53,17 @@ def oneccl(task: Mapping[str, Any]) -> Seen:
     library = ctypes.CDLL(task["library"])
     library.start(task["rank"], task["ranks"], f"{task['folder']}/address".encode())
 
-    def call(tensor: torch.Tensor) -> None:
-        library.all_reduce(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.numel()))
+    def make(tensor: torch.Tensor) -> Callable[[], object]:
+        given = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.numel())
+        return partial(library.all_reduce, *given)
 
-    seen = _by_size({"oneccl": call}, task, library.barrier)
+    seen = _by_size({"oneccl": make}, task, library.barrier)
     library.stop()
     return seen
 
 
 def ucc(task: Mapping[str, Any]) -> Seen:
-    """UCC's own program, which is the rank; that of rank 0 prints a mean for each size."""
+    """UCC's own program, which is the rank; that of rank 0 prints means for each size."""
     most = str(max(task["sizes"]) // 4)
     command = [task["program"], "-c", "allreduce", "-o", "sum", "-d", "float32", "-m", "host"]
     command += ["-i", "-b", "1", "-e", most, "-n", "20", "-w", "5"]
@@ -73,9 +71,9 @@ def ucc(task: Mapping[str, Any]) -> Seen:
     ran = subprocess.run(command, capture_output=True, text=True, check=True, close_fds=False)
     means = {}
     for line in ran.stdout.splitlines():
-        words = line.split()
+        words = line.split()  # count, size, and of all ranks the average, the least and the most
         if len(words) == 5 and words[0].isdigit():
-            means[int(words[1])] = float(words[4]) / 1e6
+            means[int(words[1])] = float(words[2]) / 1e6
     if task["rank"] == 0 and not means.keys() >= set(task["sizes"]):
         raise RuntimeError(f"{task['program']} printed no time of some size:\n{ran.stdout}")
     return {
@@ -93,11 +91,11 @@ def _by_size(ways: Mapping[str, Sum], task: Mapping[str, Any], align: Callable[[
         contenders = [
             Contender(
                 name,
-                partial(call, data.tensors[0]),
+                make(data.tensors[0]),
                 data.fill,
                 check=partial(data.check_repeated_sum, calls),
             )
-            for name, call in ways.items()
+            for name, make in ways.items()
         ]
         found = take_turns(contenders, task["rounds"], align, calls=calls)
         seen |= {f"{name}:{size}": spans for name, spans in found.items()}

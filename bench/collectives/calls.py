@@ -25,17 +25,21 @@ CELLS = (
     *(f"{work}:{way}" for work in _WORKS for way in peers.WHERE),
     *(f"{work}:shm:{ranks}" for ranks in (4, 8) for work in ("gradients", "small")),
 )
-OURS = ("aiacc",)
+OURS = ("aiacc", "aiacc_grouped")
 TITLES = {
     "aiacc": "aiacc",
+    "aiacc_grouped": "aiacc, as one group",
     "gloo_each_1": "torch gloo, one by one",
     "gloo_each_4": "torch gloo, one by one, 4 contexts",
     "gloo_coalesced_1": "torch gloo, coalesced call",
-    "gloo_coalesced_4": "torch gloo, coalesced call, 4 contexts",
     "gloo_flat_1": "torch gloo, copied into one tensor by hand",
-    "gloo_flat_4": "torch gloo, copied into one tensor by hand, 4 contexts",
+    "gloo_cut_4": "torch gloo, the same cut into 4, 4 contexts",
+    "gloo_cut_8": "torch gloo, the same cut into 8, 4 contexts",
     "gloo_buckets_1": "torch gloo, 25 MiB buckets by hand",
     "gloo_buckets_4": "torch gloo, 25 MiB buckets by hand, 4 contexts",
+    "gloo_sliced_1": "torch gloo, all-reduce, a slice of it",
+    "gloo_sliced_4": "torch gloo, the same cut into 4, 4 contexts",
+    "gloo_sliced_8": "torch gloo, the same cut into 8, 4 contexts",
     **peers.HOROVOD,
 }
 PEERS = tuple(key for key in TITLES if key not in OURS)

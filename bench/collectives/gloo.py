@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,10 @@ Group = dist.ProcessGroup | None
 
 
 class Gloo:
-    """Gloo groups over all ranks: as shipped, and with four contexts, which are connections."""
+    """Gloo groups over all ranks: as shipped, and with four contexts, which are connections.
+
+    An operation has one context, the next one the next: a call by itself uses one of the four.
+    """
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         """Connect through a file of the job's folder. Collective. Blocks."""
@@ -50,17 +54,27 @@ class Gloo:
         return Tensors(shapes, self.rank, self.size, largest_sum)
 
     def averages(self, data: Tensors, ways: Sequence[str]) -> list[Contender]:
-        """Averages of all tensors in so many of gloo's ways, over each group."""
+        """Averages of all tensors in so many of gloo's ways."""
         return [
             Contender(
-                f"gloo_{way}_{contexts}",
-                _WAYS[way](data.tensors, group, self.size),
+                f"gloo_{name}",
+                make(data.tensors, self.groups[contexts], self.size),
                 data.fill,
                 check=data.check_average,
             )
-            for way in ways
-            for contexts, group in self.groups.items()
+            for name, (make, contexts) in _WAYS.items()
+            if name.partition("_")[0] in ways
         ]
+
+    def summed(self, tensor: torch.Tensor, pieces: int) -> Callable[[], None]:
+        """A sum of a tensor in place; in several pieces it uses all four contexts."""
+        parts, group = tensor.chunk(pieces), self.groups[1 if pieces == 1 else 4]
+
+        def run() -> None:
+            for work in [dist.all_reduce(part, group=group, async_op=True) for part in parts]:
+                wait(work)
+
+        return run
 
 
 @contextmanager
@@ -98,11 +112,11 @@ def _coalesced(tensors: list[torch.Tensor], group: Group, size: int) -> Callable
 
 
 def _in_buckets(
-    tensors: list[torch.Tensor], group: Group, size: int, limits: Sequence[int]
+    tensors: list[torch.Tensor], group: Group, size: int, limits: Sequence[int], pieces: int = 1
 ) -> Callable[[], None]:
     """What DDP does without autograd: copy into buckets, divide, all-reduce each, copy back.
 
-    ``limits`` are the bytes of the first bucket and of all others.
+    ``limits`` are the bytes of the first bucket and of all others, ``pieces`` operations of each.
     """
     members: list[list[torch.Tensor]] = [[]]
     for tensor in tensors:
@@ -111,6 +125,7 @@ def _in_buckets(
             members.append([])
     members = [bucket for bucket in members if bucket]
     flats = [torch.empty(sum(one.numel() for one in bucket)) for bucket in members]
+    cut = [flat.chunk(pieces) for flat in flats]
     views = [
         [
             part.view(one.shape)
@@ -122,13 +137,14 @@ def _in_buckets(
     ]
 
     def run() -> None:
-        works = []
-        for flat, parts, bucket in zip(flats, views, members, strict=True):
+        begun = []
+        for flat, some, parts, bucket in zip(flats, cut, views, members, strict=True):
             torch._foreach_copy_(parts, bucket)
             flat.div_(size)
-            works.append(dist.all_reduce(flat, group=group, async_op=True))
-        for work, parts, bucket in zip(works, views, members, strict=True):
-            wait(work)
+            begun.append([dist.all_reduce(one, group=group, async_op=True) for one in some])
+        for works, parts, bucket in zip(begun, views, members, strict=True):
+            for work in works:
+                wait(work)
             torch._foreach_copy_(bucket, parts)
 
     return run
@@ -138,9 +154,11 @@ def _buckets(tensors: list[torch.Tensor], group: Group, size: int) -> Callable[[
     return _in_buckets(tensors, group, size, (_FIRST_BUCKET_BYTES, _BUCKET_BYTES))
 
 
-def _flat(tensors: list[torch.Tensor], group: Group, size: int) -> Callable[[], None]:
+def _flat(
+    tensors: list[torch.Tensor], group: Group, size: int, pieces: int = 1
+) -> Callable[[], None]:
     total = sum(tensor.nbytes for tensor in tensors) + 1
-    return _in_buckets(tensors, group, size, (total, total))
+    return _in_buckets(tensors, group, size, (total, total), pieces)
 
 
 def wait(work: dist.Work | None) -> None:
@@ -149,4 +167,15 @@ def wait(work: dist.Work | None) -> None:
     work.wait()
 
 
-_WAYS = {"each": _each, "coalesced": _coalesced, "flat": _flat, "buckets": _buckets}
+_Way = Callable[[list[torch.Tensor], Group, int], Callable[[], None]]
+#: And the contexts of each.
+_WAYS: dict[str, tuple[_Way, int]] = {
+    "each_1": (_each, 1),
+    "each_4": (_each, 4),
+    "coalesced_1": (_coalesced, 1),
+    "flat_1": (_flat, 1),
+    "cut_4": (partial(_flat, pieces=4), 4),
+    "cut_8": (partial(_flat, pieces=8), 4),
+    "buckets_1": (_buckets, 1),
+    "buckets_4": (_buckets, 4),
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from bench.collectives import training
 from bench.collectives.gloo import Gloo, beside_aiacc, wait
 from bench.collectives.tensors import Tensors
 from bench.shapes import resnet50
-from bench.turns import Contender, take_turns
+from bench.turns import Contender, nothing, take_turns
 
 _SMALL = [(f"small{index}", (256,)) for index in range(400)]
 _GROUPED = [(f"grouped{index}", (16 * 1024,)) for index in range(100)]
@@ -56,7 +57,7 @@ def one_by_one(hvd: Any, data: Tensors, name: str) -> Contender:
 
 def _gradients(gloo: Gloo, hvd: Any) -> list[Contender]:
     data = gloo.tensors(resnet50()[::-1])
-    theirs = gloo.averages(data, ("each", "coalesced", "flat", "buckets"))
+    theirs = gloo.averages(data, ("each", "coalesced", "flat", "cut", "buckets"))
     return [one_by_one(hvd, data, "aiacc"), *theirs]
 
 
@@ -73,7 +74,7 @@ def _grouped(gloo: Gloo, hvd: Any) -> list[Contender]:
         hvd.grouped_allreduce_(data.tensors, name="grouped")
 
     ours = Contender("aiacc", run, data.fill, check=data.check_average)
-    return [ours, *gloo.averages(data, ("coalesced", "flat"))]
+    return [ours, *gloo.averages(data, ("coalesced", "flat", "cut"))]
 
 
 def _alltoall(gloo: Gloo, hvd: Any) -> list[Contender]:
@@ -81,27 +82,30 @@ def _alltoall(gloo: Gloo, hvd: Any) -> list[Contender]:
     flat, output = given.reshape(-1), torch.empty(given.numel())
     expected = torch.cat([pattern[gloo.rank] * (other + 1) for other in range(gloo.size)])
 
-    def theirs(group: Any) -> torch.Tensor:
-        dist.all_to_all_single(output, flat, group=group)
+    def theirs() -> torch.Tensor:
+        dist.all_to_all_single(output, flat)
         return output
 
-    return _returning(gloo, expected, lambda: hvd.alltoall(flat, name="alltoall"), theirs)
+    ours = partial(hvd.alltoall, flat, name="alltoall")
+    return _returning(expected, {"aiacc": ours, "gloo_each_1": theirs})
 
 
 def _reducescatter(gloo: Gloo, hvd: Any) -> list[Contender]:
+    """Gloo's own is an all-reduce and a copy; theirs leaves the copy out."""
     given, pattern = _rows(gloo)
-    output = torch.empty(pattern.shape[1])
+    work = given.clone()
     expected = pattern[gloo.rank] * (gloo.size * (gloo.size + 1) / 2)
 
     def ours() -> torch.Tensor:
         found: torch.Tensor = hvd.reducescatter(given, name="reducescatter", op=hvd.Sum)[0]
         return found
 
-    def theirs(group: Any) -> torch.Tensor:
-        dist.reduce_scatter_tensor(output, given.reshape(-1), group=group)
-        return output
+    def theirs(pieces: int) -> Callable[[], torch.Tensor]:
+        run = gloo.summed(work.view(-1), pieces)
+        return lambda: (run(), work[gloo.rank])[1]
 
-    return _returning(gloo, expected, ours, theirs)
+    sliced = {f"gloo_sliced_{pieces}": theirs(pieces) for pieces in (1, 4, 8)}
+    return _returning(expected, {"aiacc": ours, **sliced}, lambda: work.copy_(given))
 
 
 def _rows(gloo: Gloo) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,27 +116,23 @@ def _rows(gloo: Gloo) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _returning(
-    gloo: Gloo,
     expected: torch.Tensor,
-    ours: Callable[[], torch.Tensor],
-    theirs: Callable[[Any], torch.Tensor],
+    calls: Mapping[str, Callable[[], torch.Tensor]],
+    prepare: Callable[[], object] = nothing,
 ) -> list[Contender]:
     """Contenders whose calls return what is to be checked."""
     seen: list[torch.Tensor] = []
 
-    def contender(name: str, call: Callable[..., torch.Tensor], *given: Any) -> Contender:
+    def contender(name: str, call: Callable[[], torch.Tensor]) -> Contender:
         def run() -> None:
-            seen[:] = [call(*given)]
+            seen[:] = [call()]
 
         def check() -> None:
             assert torch.equal(seen[0], expected), f"{name}: wrong elements"
 
-        return Contender(name, run, check=check)
+        return Contender(name, run, prepare, check=check)
 
-    return [
-        contender("aiacc", ours),
-        *(contender(f"gloo_each_{n}", theirs, group) for n, group in gloo.groups.items()),
-    ]
+    return [contender(name, call) for name, call in calls.items()]
 
 
 def _process_set(gloo: Gloo, hvd: Any) -> list[Contender]:
@@ -159,26 +159,30 @@ def _submit(gloo: Gloo, hvd: Any) -> list[Contender]:
     data = gloo.tensors(_SMALL)
     begun: list[Any] = []
 
-    def contender(
-        name: str, start: Callable[..., object], end: Callable[[Any], object], **options: Any
-    ) -> Contender:
+    def contender(name: str, start: Callable[[], Any], end: Callable[[Any], object]) -> Contender:
         def run() -> None:
-            for key, tensor in zip(data.names, data.tensors, strict=True):
-                begun.append(start(tensor, name=key, **options))
+            begun[:] = start()
 
         def finish() -> None:
             for one in begun:
                 end(one)
-            begun.clear()
 
         return Contender(name, run, data.fill, finish)
 
-    def theirs(tensor: torch.Tensor, name: str) -> object:
-        return dist.all_reduce(tensor, async_op=True)
-
+    pairs, start, average = (
+        list(zip(data.names, data.tensors, strict=True)),
+        hvd.allreduce_async_,
+        hvd.Average,
+    )
+    starts: dict[str, Callable[[], Any]] = {
+        "aiacc": lambda: [start(tensor, name=name, op=average) for name, tensor in pairs],
+        "aiacc_grouped": lambda: [hvd.grouped_allreduce_async_(data.tensors, name="submit")],
+        "gloo_each_1": lambda: [dist.all_reduce(one, async_op=True) for one in data.tensors],
+        "gloo_coalesced_1": lambda: [dist.all_reduce_coalesced(data.tensors, async_op=True)],
+    }
     return [
-        contender("aiacc", hvd.allreduce_async_, hvd.synchronize, op=hvd.Average),
-        contender("gloo_each_1", theirs, wait),
+        contender(name, one, hvd.synchronize if name.startswith("aiacc") else wait)
+        for name, one in starts.items()
     ]
 
 
