@@ -25,10 +25,9 @@ CELLS = (
     *(f"{work}:{way}" for work in _WORKS for way in peers.WHERE),
     *(f"{work}:shm:{ranks}" for ranks in (4, 8) for work in ("gradients", "small")),
 )
-OURS = ("aiacc", "aiacc_grouped")
+OURS = ("aiacc",)
 TITLES = {
     "aiacc": "aiacc",
-    "aiacc_grouped": "aiacc, as one group",
     "gloo_each_1": "torch gloo, one by one",
     "gloo_each_4": "torch gloo, one by one, 4 contexts",
     "gloo_coalesced_1": "torch gloo, coalesced call",
@@ -39,7 +38,6 @@ TITLES = {
     "gloo_buckets_4": "torch gloo, 25 MiB buckets by hand, 4 contexts",
     "gloo_sliced_1": "torch gloo, all-reduce, a slice of it",
     "gloo_sliced_4": "torch gloo, the same cut into 4, 4 contexts",
-    "gloo_sliced_8": "torch gloo, the same cut into 8, 4 contexts",
     **peers.HOROVOD,
 }
 PEERS = tuple(key for key in TITLES if key not in OURS)

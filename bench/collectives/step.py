@@ -23,8 +23,9 @@ TITLES = {
     "aiacc_fp16": "aiacc, float16",
     "aiacc_fp32": "aiacc, float32",
     **{
-        f"ddp_{mib}_{contexts}{view and '_view'}": f"DDP/gloo, buckets of {mib} MiB"
-        f"{', 4 contexts' if contexts == 4 else ''}{view and f', {view}'}"
+        f"ddp_{mib}_{contexts}{view and '_view'}{plain and '_fp32'}": f"DDP/gloo, buckets of {mib}"
+        f" MiB{', 4 contexts' if contexts == 4 else ''}{view and f', {view}'}{plain}"
+        for plain in ("", ", float32")
         for view in ("", "gradient_as_bucket_view")
         for mib in _BUCKET_MIB
         for contexts in (1, 4)

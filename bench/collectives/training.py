@@ -79,7 +79,10 @@ def rank(task: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
             by_ddp(data, key, options, compressed)
             for key, options in _theirs(gloo, task["bucket_mib"]).items()
         ]
-        if not compressed:
+        if compressed:
+            plain = _theirs(gloo, [25]).items()
+            contenders += [by_ddp(data, f"{key}_fp32", options) for key, options in plain]
+        else:
             contenders.append(alone(data, "none", gloo.rank))
         return take_turns(contenders, task["rounds"], gloo.align)
 
