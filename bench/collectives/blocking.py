@@ -54,8 +54,8 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
         # With more ranks than cores, those that spin only keep each other from working.
         theirs = {} if more else _others(task, way, Path(folder))
         found = turns.gathered(turns.alternate([ours, *theirs.values()], _JOBS))
-    absent = [] if more else [name for name in PEERS[2:] if name not in theirs]
-    where = f"{peers.WHERE[way]}{f', {ranks} ranks' if more else ''}"
+    absent = ["more"] if more else [name for name in PEERS if name in peers.ABSENT.keys() - theirs]
+    where = peers.where(way, ranks, [key.partition(":")[0] for key in found["samples"]])
     title = f"one blocking all-reduce, float32; {where}"
     return {"title": title, "unit": "s", "absent": absent, "samples": found["samples"]}
 

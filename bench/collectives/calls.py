@@ -17,12 +17,10 @@ _WORKS = {
     "alltoall": "all-to-all, 4 MB on every rank",
     "reducescatter": "reduce-scatter, 4 MB on every rank",
     "submit": "submitting 400 tensors of 1 KB: the time of the caller",
-    "process_set": "all-reduce of 4 MB in a process set of two",
 }
-_RANKS = {"process_set": 3}
 #: A work, how ranks talk, and more ranks than two if there are.
 CELLS = (
-    *(f"{work}:{way}" for work in _WORKS for way in peers.WHERE),
+    *(f"{work}:{way}" for work in _WORKS for way in peers.ENGINES),
     *(f"{work}:shm:{ranks}" for ranks in (4, 8) for work in ("gradients", "small")),
 )
 OURS = ("aiacc",)
@@ -32,8 +30,8 @@ TITLES = {
     "gloo_each_4": "torch gloo, one by one, 4 contexts",
     "gloo_coalesced_1": "torch gloo, coalesced call",
     "gloo_flat_1": "torch gloo, copied into one tensor by hand",
-    "gloo_cut_4": "torch gloo, the same cut into 4, 4 contexts",
-    "gloo_cut_8": "torch gloo, the same cut into 8, 4 contexts",
+    "gloo_cut_4": "torch gloo, copied into 4 tensors by hand, 4 contexts",
+    "gloo_cut_8": "torch gloo, copied into 8 tensors by hand, 4 contexts",
     "gloo_buckets_1": "torch gloo, 25 MiB buckets by hand",
     "gloo_buckets_4": "torch gloo, 25 MiB buckets by hand, 4 contexts",
     "gloo_sliced_1": "torch gloo, all-reduce, a slice of it",
@@ -48,13 +46,13 @@ _RANKS_OF = "bench.collectives.work:"
 def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     """Jobs of all contenders, in turn."""
     work, way, *more = cell.split(":")
-    ranks = int(more[0]) if more else _RANKS.get(work, 2)
+    ranks = int(more[0]) if more else 2
     task = {"work": work, "ranks": ranks, "rounds": rounds or (10 if ranks < 4 else 5)}
     horovod = f"{_RANKS_OF}horovod" if work == "gradients" and ranks == 2 else ""
     clock = turns.of_callers if work == "submit" else turns.seconds
     found = peers.measured(f"{_RANKS_OF}calls", task, way, _JOBS, horovod, clock)
-    where = f"{peers.WHERE[way]}{f', {ranks} ranks' if ranks != 2 else ''}"
-    return {"title": f"{_WORKS[work]}; {where}", **found}
+    found["absent"] += ["more"] if more and work == "gradients" else []
+    return {"title": f"{_WORKS[work]}; {peers.where(way, ranks, found['samples'])}", **found}
 
 
 def tables(runs: Sequence[Run]) -> str:

@@ -112,11 +112,11 @@ def _coalesced(tensors: list[torch.Tensor], group: Group, size: int) -> Callable
 
 
 def _in_buckets(
-    tensors: list[torch.Tensor], group: Group, size: int, limits: Sequence[int], pieces: int = 1
+    tensors: list[torch.Tensor], group: Group, size: int, limits: Sequence[float]
 ) -> Callable[[], None]:
     """What DDP does without autograd: copy into buckets, divide, all-reduce each, copy back.
 
-    ``limits`` are the bytes of the first bucket and of all others, ``pieces`` operations of each.
+    ``limits`` are the bytes of the first bucket and of all others.
     """
     members: list[list[torch.Tensor]] = [[]]
     for tensor in tensors:
@@ -125,7 +125,6 @@ def _in_buckets(
             members.append([])
     members = [bucket for bucket in members if bucket]
     flats = [torch.empty(sum(one.numel() for one in bucket)) for bucket in members]
-    cut = [flat.chunk(pieces) for flat in flats]
     views = [
         [
             part.view(one.shape)
@@ -137,14 +136,13 @@ def _in_buckets(
     ]
 
     def run() -> None:
-        begun = []
-        for flat, some, parts, bucket in zip(flats, cut, views, members, strict=True):
+        works = []
+        for flat, parts, bucket in zip(flats, views, members, strict=True):
             torch._foreach_copy_(parts, bucket)
             flat.div_(size)
-            begun.append([dist.all_reduce(one, group=group, async_op=True) for one in some])
-        for works, parts, bucket in zip(begun, views, members, strict=True):
-            for work in works:
-                wait(work)
+            works.append(dist.all_reduce(flat, group=group, async_op=True))
+        for work, parts, bucket in zip(works, views, members, strict=True):
+            wait(work)
             torch._foreach_copy_(bucket, parts)
 
     return run
@@ -157,8 +155,8 @@ def _buckets(tensors: list[torch.Tensor], group: Group, size: int) -> Callable[[
 def _flat(
     tensors: list[torch.Tensor], group: Group, size: int, pieces: int = 1
 ) -> Callable[[], None]:
-    total = sum(tensor.nbytes for tensor in tensors) + 1
-    return _in_buckets(tensors, group, size, (total, total), pieces)
+    most = sum(tensor.nbytes for tensor in tensors) / pieces
+    return _in_buckets(tensors, group, size, (most, most))
 
 
 def wait(work: dist.Work | None) -> None:

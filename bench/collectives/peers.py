@@ -6,7 +6,7 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,6 @@ from bench.record import Run
 ONECCL = ROOT / "build/peers/oneccl"
 #: `AIACC_ENGINE` of each way for the ranks of one machine to talk.
 ENGINES = {"shm": "auto", "tcp": "tcp"}
-#: The same in words: gloo has sockets only.
-WHERE = {"shm": "shared memory (gloo: TCP)", "tcp": "TCP"}
 #: MiB that Horovod puts together.
 FUSED = (1, 2)
 HOROVOD = {f"horovod_{mib}": f"Horovod, fusion of {mib} MiB" for mib in FUSED}
@@ -51,6 +49,13 @@ class Mpi:
 def place(name: str) -> Path | None:
     """The folder of a peer that ``AIACC_BENCH_name`` names."""
     return Path(found) if (found := os.environ.get(f"AIACC_BENCH_{name}")) else None
+
+
+def where(way: str, ranks: int, names: Iterable[str]) -> str:
+    """How ranks, if more than two how many, talk, and contenders that have sockets only. Pure."""
+    alone = all(name.startswith(("aiacc", "gloo", "ddp", "none")) for name in names)
+    shared = f"shared memory ({'no peer has it here' if alone else 'gloo: TCP'})"
+    return f"{shared if way == 'shm' else 'TCP'}{f', {ranks} ranks' if ranks > 2 else ''}"
 
 
 def mpich() -> Mpi:
@@ -172,6 +177,8 @@ ABSENT = {
     "open_mpi": "Open MPI by its own calls (make build/stamps/peers)",
     "oneccl": "oneCCL and Intel MPI (make build/stamps/peers)",
     "ucc": "UCC (set AIACC_BENCH_UCC)",
+    "more": "with 4 and 8 ranks Horovod, MPI, oneCCL and UCC, which spin (more ranks than cores)",
+    "ddp": "with 4 and 8 ranks DDP's buckets of 5, 10 and 50 MiB (no memory for more models)",
 }
 
 

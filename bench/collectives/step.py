@@ -52,8 +52,9 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
         "rounds": rounds or (10 if ranks == 2 else 5),
     }
     horovod = "bench.collectives.work:horovod" if work == "float32" and ranks == 2 else ""
-    title = f"{_WORKS[work]}; {peers.WHERE[way]}{f', {ranks} ranks' if more else ''}"
-    return {"title": title, **peers.measured(_RANK, task, way, _JOBS, horovod)}
+    found = peers.measured(_RANK, task, way, _JOBS, horovod)
+    found["absent"] += ["more", "ddp"] if more else []
+    return {"title": f"{_WORKS[work]}; {peers.where(way, ranks, found['samples'])}", **found}
 
 
 def tables(runs: Sequence[Run]) -> str:

@@ -135,25 +135,6 @@ def _returning(
     return [contender(name, call) for name, call in calls.items()]
 
 
-def _process_set(gloo: Gloo, hvd: Any) -> list[Contender]:
-    members = list(range(gloo.size - 1))
-    data = Tensors([("process_set", (_ELEMENTS,))], gloo.rank, len(members))
-    tensor, few, group = data.tensors[0], hvd.add_process_set(members), dist.new_group(members)
-
-    def ours() -> None:
-        hvd.allreduce_(tensor, name="process_set", op=hvd.Sum, process_set=few)
-
-    def theirs() -> None:
-        dist.all_reduce(tensor, group=group)
-
-    if gloo.rank not in members:  # it only keeps step with the others
-        return [Contender(name, lambda: None) for name in ("aiacc", "gloo_each_1")]
-    return [
-        Contender(name, call, data.fill, check=lambda: data.check_repeated_sum(1))
-        for name, call in (("aiacc", ours), ("gloo_each_1", theirs))
-    ]
-
-
 def _submit(gloo: Gloo, hvd: Any) -> list[Contender]:
     """The asynchronous calls alone."""
     data = gloo.tensors(_SMALL)
@@ -191,6 +172,5 @@ _WORKS: dict[str, Callable[[Gloo, Any], list[Contender]]] = {
     "grouped": _grouped,
     "alltoall": _alltoall,
     "reducescatter": _reducescatter,
-    "process_set": _process_set,
     "submit": _submit,
 }
