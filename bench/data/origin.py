@@ -44,6 +44,8 @@ class Throttle:
 
 class _Handler(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    #: Head and body are written one after the other: the body would wait for a delayed ACK.
+    disable_nagle_algorithm = True
 
     def __init__(self, throttle: Throttle, *arguments: Any, **options: Any) -> None:
         self._throttle = throttle
