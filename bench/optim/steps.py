@@ -20,6 +20,8 @@ CELLS = ("lars:1", "lars:2", "lamb:1", "lamb:2")
 ROUNDS, WARM_UP = 20, 3
 #: Of all of them, as far as they have it.
 _SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
+#: Of ours: a ratio and decay for every tensor, as timm's have.
+_EVERY: dict[str, Any] = {"exclude": None}
 TITLES = {
     "lars": "LARS (aiacc)",
     "lars_foreach": "LARS (aiacc), foreach",
@@ -58,14 +60,14 @@ def _contenders(name: str) -> dict[str, Make]:
 
     if name == "lamb":
         return {
-            "lamb": lambda params: LAMB(params),
+            "lamb": lambda params: LAMB(params, **_EVERY),
             "timm_lamb": lambda params: Lamb(params, max_grad_norm=None),
             "timm_lamb_foreach": lambda params: Lamb(params, max_grad_norm=None, foreach=True),
             "adamw_fused": lambda params: torch.optim.AdamW(params, fused=True),
         }
     return {
-        "lars": lambda params: LARS(params, **_SGD),
-        "lars_foreach": lambda params: LARS(params, **_SGD, foreach=True),
+        "lars": lambda params: LARS(params, **_SGD, **_EVERY),
+        "lars_foreach": lambda params: LARS(params, **_SGD, **_EVERY, foreach=True),
         "timm_lars": lambda params: Lars(params, **_SGD),
         "timm_lars_foreach": lambda params: Lars(params, **_SGD, foreach=True),
         "sgd_fused": lambda params: torch.optim.SGD(params, **_SGD, fused=True),
