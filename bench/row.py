@@ -192,7 +192,7 @@ ROWS: tuple[Row, ...] = (
         22,
         "data.epochs",
     ),
-    Row("selection", _CODED, _CODES, _QUIET, 2),
+    Row("selection", _CODED, _CODES, _QUIET, 4),
     Row("quantisation", _CODED, _CODES, _QUIET, 1),
     Row(
         "simulated.kfac",
