@@ -19,7 +19,7 @@ from aiacc.data import CachedDataset, Topology
 from bench.data.images import SIDE, Images, decoded, label_of
 from bench.data.origin import Throttle
 
-BATCH, WORKERS, REQUESTS, AHEAD = 16, 1, 16, 48
+BATCH, REQUESTS, AHEAD = 16, 16, 48
 
 #: Begins an epoch: the batches.
 Begin: TypeAlias = Callable[[int], Iterable[Any]]
@@ -36,6 +36,8 @@ class Place:
     memory: Path
     #: Addresses of the shards for those that read shards.
     shards: str
+    #: Of each rank's DataLoader.
+    workers: int
 
     @property
     def half(self) -> int:
@@ -43,9 +45,9 @@ class Place:
         return int(self.images.count * 3 * SIDE * SIDE * 0.62)
 
 
-def _loaded(dataset: Any, sampler: Any) -> Begin:
+def _loaded(dataset: Any, sampler: Any, workers: int) -> Begin:
     loader = DataLoader(
-        dataset, BATCH, sampler=sampler, num_workers=WORKERS, persistent_workers=True
+        dataset, BATCH, sampler=sampler, num_workers=workers, persistent_workers=True
     )
 
     def begin(epoch: int) -> Any:
@@ -58,13 +60,11 @@ def _loaded(dataset: Any, sampler: Any) -> Begin:
 def _distributed(place: Place, dataset: Any) -> Begin:
     ranks = place.topology
     sampler = DistributedSampler(dataset, num_replicas=ranks.size, rank=ranks.rank, seed=1)
-    return _loaded(dataset, sampler)
+    return _loaded(dataset, sampler, place.workers)
 
 
 def _aiacc(
     place: Place,
-    requests: int = REQUESTS,
-    ahead: int = AHEAD,
     memory: str | int = "2GB",
     disk: str | None = "2GB",
     shard: Any = "replicas",
@@ -74,10 +74,11 @@ def _aiacc(
         (place.memory, memory),
         None if disk is None else (place.disk, disk),
         shard=shard,
-        requests=requests,
+        requests=REQUESTS,
         fingerprint="textures",
     )
-    begin = _loaded(cached, cached.sampler(seed=1, ahead=ahead, topology=place.topology))
+    sampler: Any = cached.sampler(seed=1, ahead=AHEAD, topology=place.topology)
+    begin = _loaded(cached, sampler, place.workers)
     begin.cached = cached  # type: ignore[attr-defined]
     return begin
 
@@ -96,7 +97,7 @@ def _web_dataset(place: Place) -> Begin:
         empty_check=False,
     )
     dataset = dataset.shuffle(100).map(lambda one: (decoded(one["jpg"]), int(one["cls"])))
-    loader: Any = DataLoader(dataset, BATCH, num_workers=WORKERS, persistent_workers=True)
+    loader: Any = DataLoader(dataset, BATCH, num_workers=place.workers, persistent_workers=True)
     return lambda epoch: loader
 
 
@@ -124,11 +125,11 @@ class _Through:
 
 
 class _DiskCache:
-    """The images through diskcache."""
+    """The images through diskcache: bytes of files, or what ``make`` makes of them."""
 
-    def __init__(self, place: Place) -> None:
-        self._images = place.images
-        self._folder = str(place.disk / "diskcache")
+    def __init__(self, place: Place, folder: Path, make: Callable[[bytes], Any] = bytes) -> None:
+        self._images, self._make = place.images, make
+        self._folder = str(folder / "diskcache")
         self._cache: Any = None
 
     def __len__(self) -> int:
@@ -141,9 +142,13 @@ class _DiskCache:
             self._cache = diskcache.Cache(self._folder, size_limit=2 * 10**9)
         data = self._cache.get(index)
         if data is None:
-            data = self._images.read(index)
+            data = self._make(self._images.read(index))
             self._cache.set(index, data)
-        return decoded(data), label_of(index)
+        return decoded(data) if isinstance(data, bytes) else torch.from_numpy(data), label_of(index)
+
+
+def _array(data: bytes) -> Any:
+    return decoded(data).numpy()
 
 
 def _half(place: Place, shard: str = "replicas") -> Begin:
@@ -155,12 +160,13 @@ CONTENDERS: dict[str, Callable[[Place], Begin]] = {
     # One per node, in front of the same address.
     "filecache": lambda place: _distributed(place, _Through(place, "filecache")),
     # The bytes of the files, one per node.
-    "diskcache": lambda place: _distributed(place, _DiskCache(place)),
+    "diskcache": lambda place: _distributed(place, _DiskCache(place, place.disk)),
+    # Decoded, in memory of the node.
+    "decoded": lambda place: _distributed(place, _DiskCache(place, place.memory, _array)),
     "webdataset": _web_dataset,
     # Memory and disk of the node, 16 requests, 48 samples ahead, epochs over all nodes.
     "aiacc": lambda place: _aiacc(place),
     "aiacc_node": lambda place: _aiacc(place, shard="node"),
-    "aiacc_one": lambda place: _aiacc(place, requests=1, ahead=0),
     "aiacc_half": _half,
     "aiacc_neighbour": lambda place: _half(place, "neighbour"),
 }
@@ -180,7 +186,9 @@ def read(task: dict[str, Any]) -> dict[str, Any]:
     # Where WebDataset looks for its place.
     os.environ.update(RANK=str(topology.rank), WORLD_SIZE=str(topology.size))
     hvd.barrier()
-    begin = CONTENDERS[task["contender"]](Place(images, topology, disk, memory, task["shards"]))
+    name, _, workers = task["contender"].partition(":")
+    place = Place(images, topology, disk, memory, task["shards"], int(workers or 1))
+    begin = CONTENDERS[name](place)
     epochs = []
     for number in range(task["epochs"]):
         hvd.barrier()

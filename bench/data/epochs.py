@@ -1,9 +1,9 @@
 """Epochs over images in a slow origin, by contender.
 
 The origin gives so many bytes per second to all together and lets each object wait: a local HTTP
-server that is read through fsspec, or a folder. Two pretended nodes of two ranks, each with one
-DataLoader worker, read all images once per epoch. A sample is an epoch, from the first rank's
-begin, behind a barrier, to the last one's end, on one clock.
+server that is read through fsspec, or a folder. Two pretended nodes of two ranks, with one
+DataLoader worker each unless a title says more, read all images once per epoch. A sample is an
+epoch, from the first rank's begin, behind a barrier, to the last one's end, on one clock.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _SHOWN = (1, 2, EPOCHS)
 _ROUNDS = 5
 _PEERS = ("fsspec", "aiohttp", "diskcache", "webdataset", "pillow")
 TITLES = {
-    "bare": "DataLoader alone",
-    "filecache": "fsspec's filecache",
-    "diskcache": "diskcache",
-    "webdataset": "WebDataset (shards)",
+    **{f"bare:{workers}": f"DataLoader alone, {workers} workers" for workers in (4, 8)},
+    **{f"filecache:{workers}": f"fsspec's filecache, {workers} workers" for workers in (4, 8)},
+    **{f"diskcache:{workers}": f"diskcache, {workers} workers" for workers in (4, 8)},
+    **{f"decoded:{workers}": f"diskcache, decoded, {workers} workers" for workers in (1, 4, 8)},
+    **{f"webdataset:{workers}": f"WebDataset (shards), {workers} workers" for workers in (1, 4)},
     "aiacc": "aiacc",
     "aiacc_node": 'aiacc, `shard="node"`',
-    "aiacc_one": "aiacc, 1 request, nothing ahead",
     "aiacc_half": "aiacc, memory for half of the images, no disk",
     "aiacc_neighbour": 'the same, `shard="neighbour"`',
 }
@@ -55,7 +55,7 @@ class _Cell:
 
 _CELLS = {
     "http": _Cell("images, HTTP", tuple(TITLES)),
-    "folder": _Cell("images, folder", ("bare", "aiacc"), origin="folder"),
+    "folder": _Cell("images, folder", ("bare:4", "bare:8", "aiacc"), origin="folder"),
     "slow": _Cell(
         "images, HTTP, 5 MB/s and 200 ms",
         ("aiacc_node", "aiacc_half", "aiacc_neighbour"),
