@@ -1,4 +1,4 @@
-"""Choosing 1 % of a fused buffer on one thread, against what sparsifiers do in torch and NumPy.
+"""Choosing 1 % of a fused buffer on one thread, against what sparsifiers do in torch.
 
 Ours also write the pairs that travel. With residuals every contender adds what it did not send
 before, and keeps what it does not send now. The scale of the buffer changes from call to call.
@@ -7,12 +7,10 @@ before, and keeps what it does not send now. The scale of the buffer changes fro
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from bench import tables as markdown
@@ -40,7 +38,6 @@ _THREADS = {
     "torch.topk, unsorted, 2 threads": 2,
     "DGC's sampled threshold, 1 thread": 1,
     "DGC's sampled threshold, 2 threads": 2,
-    "numpy.argpartition": 1,
 }
 PEERS = tuple(_THREADS)
 TITLES = {key: f"`{key}`" for key in (*OURS, *PEERS)} | {"copy": "a copy of the buffer"}
@@ -91,8 +88,6 @@ def _theirs(title: str, gradients: list[torch.Tensor], keeps: bool) -> Contender
 
     def choose(values: torch.Tensor) -> torch.Tensor:
         torch.abs(values, out=magnitudes)
-        if title.startswith("numpy"):
-            return torch.from_numpy(np.argpartition(magnitudes.numpy(), COUNT - K)[COUNT - K :])
         if title.startswith("torch"):
             return torch.topk(magnitudes, K, sorted=False, out=largest).indices
         # Of every hundredth element; what exceeds it are about as many as wanted.
@@ -116,5 +111,4 @@ def _theirs(title: str, gradients: list[torch.Tensor], keeps: bool) -> Contender
 
 def _copy(gradients: list[torch.Tensor]) -> Contender:
     source, target = itertools.cycle(gradients), torch.zeros(COUNT)
-    one_thread = functools.partial(torch.set_num_threads, 1)
-    return Contender("copy", lambda: target.copy_(next(source)), prepare=one_thread)
+    return Contender("copy", lambda: target.copy_(next(source)), lambda: torch.set_num_threads(1))

@@ -24,7 +24,6 @@ _SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
 _EVERY: dict[str, Any] = {"exclude": None}
 TITLES = {
     "lars": "LARS (aiacc)",
-    "lars_foreach": "LARS (aiacc), foreach",
     "timm_lars": "timm Lars, default",
     "timm_lars_foreach": "timm Lars, foreach",
     "sgd_fused": "torch SGD, fused",
@@ -67,7 +66,6 @@ def _contenders(name: str) -> dict[str, Make]:
         }
     return {
         "lars": lambda params: LARS(params, **_SGD, **_EVERY),
-        "lars_foreach": lambda params: LARS(params, **_SGD, **_EVERY, foreach=True),
         "timm_lars": lambda params: Lars(params, **_SGD),
         "timm_lars_foreach": lambda params: Lars(params, **_SGD, foreach=True),
         "sgd_fused": lambda params: torch.optim.SGD(params, **_SGD, fused=True),

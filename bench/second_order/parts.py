@@ -142,13 +142,11 @@ def _inverses(dim: int) -> tuple[str, Calls]:
     factors, dampings = list(stack.unbind()), [torch.tensor(DAMPING)] * count
     eye = DAMPING * torch.eye(dim)
 
-    def usual() -> Tensor:
-        lower, _ = torch.linalg.cholesky_ex(torch.stack(factors) + eye)
-        return torch.cholesky_inverse(lower)
-
     return f"inverses, {count} x {dim}", {
         "ours": lambda: invert(factors, dampings),
-        "usual": usual,
+        "usual": lambda: torch.cholesky_inverse(
+            torch.linalg.cholesky_ex(torch.stack(factors) + eye).L
+        ),
     }
 
 
