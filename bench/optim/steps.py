@@ -20,8 +20,6 @@ CELLS = ("lars:1", "lars:2", "lamb:1", "lamb:2")
 ROUNDS, WARM_UP = 20, 3
 #: Of all of them, as far as they have it.
 _SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
-#: Of ours: a ratio and decay for every tensor, as timm's have.
-_EVERY: dict[str, Any] = {"exclude": None}
 TITLES = {
     "lars": "LARS (aiacc)",
     "timm_lars": "timm Lars, default",
@@ -57,15 +55,16 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
 def _contenders(name: str) -> dict[str, Make]:
     from tests.support.learning.timm_optimizers import Lamb, Lars
 
+    # A ratio and decay for every tensor, as timm's have.
     if name == "lamb":
         return {
-            "lamb": lambda params: LAMB(params, **_EVERY),
+            "lamb": lambda params: LAMB(params, exclude=None),
             "timm_lamb": lambda params: Lamb(params, max_grad_norm=None),
             "timm_lamb_foreach": lambda params: Lamb(params, max_grad_norm=None, foreach=True),
             "adamw_fused": lambda params: torch.optim.AdamW(params, fused=True),
         }
     return {
-        "lars": lambda params: LARS(params, **_SGD, **_EVERY),
+        "lars": lambda params: LARS(params, **_SGD, exclude=None),
         "timm_lars": lambda params: Lars(params, **_SGD),
         "timm_lars_foreach": lambda params: Lars(params, **_SGD, foreach=True),
         "sgd_fused": lambda params: torch.optim.SGD(params, **_SGD, fused=True),
