@@ -49,7 +49,7 @@ def in_turn(things: Iterable[Thing], number: int) -> list[Thing]:
     found = list(things)
     ahead = [(place + 1) // 2 * (1 if place % 2 else -1) for place in range(len(found))]
     order = [found[(number + step) % len(found)] for step in ahead]
-    return order[:: -1 if order and number // len(order) % 2 else 1]
+    return order[:: -1 if len(order) % 2 and number // len(order) % 2 else 1]
 
 
 def by_name(names: Iterable[str], rounds: int, run: Callable[[str], Any]) -> dict[str, list[Any]]:

@@ -17,8 +17,6 @@ from bench.collectives.tensors import Tensors
 from bench.turns import Contender
 
 _LIMIT = timedelta(seconds=600)
-_FIRST_BUCKET_BYTES = 1 << 20
-_BUCKET_BYTES = 25 << 20
 _INTERFACES = "GLOO_SOCKET_IFNAME"
 
 Group = dist.ProcessGroup | None
@@ -111,17 +109,15 @@ def _coalesced(tensors: list[torch.Tensor], group: Group, size: int) -> Callable
     return run
 
 
-def _in_buckets(
-    tensors: list[torch.Tensor], group: Group, size: int, limits: Sequence[float]
+def _flat(
+    tensors: list[torch.Tensor], group: Group, size: int, buckets: int = 1
 ) -> Callable[[], None]:
-    """What DDP does without autograd: copy into buckets, divide, all-reduce each, copy back.
-
-    ``limits`` are the bytes of the first bucket and of all others.
-    """
+    """What DDP does without autograd: copy into buckets, divide, all-reduce each, copy back."""
+    most = sum(tensor.nbytes for tensor in tensors) / buckets
     members: list[list[torch.Tensor]] = [[]]
     for tensor in tensors:
         members[-1].append(tensor)
-        if sum(one.nbytes for one in members[-1]) >= limits[len(members) > 1]:
+        if sum(one.nbytes for one in members[-1]) >= most:
             members.append([])
     members = [bucket for bucket in members if bucket]
     flats = [torch.empty(sum(one.numel() for one in bucket)) for bucket in members]
@@ -148,17 +144,6 @@ def _in_buckets(
     return run
 
 
-def _buckets(tensors: list[torch.Tensor], group: Group, size: int) -> Callable[[], None]:
-    return _in_buckets(tensors, group, size, (_FIRST_BUCKET_BYTES, _BUCKET_BYTES))
-
-
-def _flat(
-    tensors: list[torch.Tensor], group: Group, size: int, pieces: int = 1
-) -> Callable[[], None]:
-    most = sum(tensor.nbytes for tensor in tensors) / pieces
-    return _in_buckets(tensors, group, size, (most, most))
-
-
 def wait(work: dist.Work | None) -> None:
     """Until it is done."""
     assert work is not None  # None only for ranks outside the group
@@ -172,8 +157,7 @@ _WAYS: dict[str, tuple[_Way, int]] = {
     "each_4": (_each, 4),
     "coalesced_1": (_coalesced, 1),
     "flat_1": (_flat, 1),
-    "cut_4": (partial(_flat, pieces=4), 4),
-    "cut_8": (partial(_flat, pieces=8), 4),
-    "buckets_1": (_buckets, 1),
-    "buckets_4": (_buckets, 4),
+    "cut_4": (partial(_flat, buckets=4), 4),
+    "cut_8": (partial(_flat, buckets=8), 4),
+    "buckets_1": (partial(_flat, buckets=4), 1),
 }

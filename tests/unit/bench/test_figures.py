@@ -62,7 +62,7 @@ def test_contenders_take_turns_and_the_slowest_rank_counts(monkeypatch):
     monkeypatch.setattr(cells.job, "run_on", run_on)
     contenders = [{"name": "a"}, {"name": "b", "per_host": 2}, {"name": "c"}]
     found = cells.measured(Bed(Spec(), None), "", {}, contenders, 2)
-    assert orders == [(1, ["a", "c"]), (2, ["b"]), (1, ["c", "a"]), (2, ["b"])]
+    assert orders == [(1, ["a", "c"]), (2, ["b"]), (2, ["b"]), (1, ["c", "a"])]
     assert found["samples"] == dict.fromkeys("abc", [[1.0, 1.5]] * 2)
     assert (found["unsent"], found["notes"]["a"]) == ({}, [{"rank": 1.0}] * 2)
 
