@@ -25,7 +25,6 @@ TITLES = {
     "aiacc": "aiacc",
     "gloo_1": "torch gloo",
     "gloo_cut_4": "torch gloo, cut into 4, 4 contexts",
-    "gloo_cut_8": "torch gloo, cut into 8, 4 contexts",
     "mpich": "MPICH",
     "open_mpi": "Open MPI",
     "intel_mpi": "Intel MPI",

@@ -21,7 +21,6 @@ TITLES = {
     "aiacc_groups": "aiacc, 8 groups",
     "aiacc_view": "aiacc, gradient_as_bucket_view",
     "aiacc_fp16": "aiacc, float16",
-    "aiacc_fp32": "aiacc, float32",
     **{
         f"ddp_{mib}_{contexts}{view and '_view'}{plain and '_fp32'}": f"DDP/gloo, buckets of {mib}"
         f" MiB{', 4 contexts' if contexts == 4 else ''}{view and f', {view}'}{plain}"

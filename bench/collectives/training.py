@@ -95,7 +95,6 @@ def _ours(hvd: Any, compressed: bool) -> dict[str, dict[str, Any]]:
             "aiacc": bf16,
             "aiacc_view": {**bf16, "gradient_as_bucket_view": True},
             "aiacc_fp16": {"compression": hvd.Compression.fp16},
-            "aiacc_fp32": {},
         }
     return {
         "aiacc": {},
