@@ -42,13 +42,13 @@ class Contender:
 
 
 def in_turn(things: Iterable[Thing], number: int) -> list[Thing]:
-    """The order of a round: in as many rounds as things each has every place once.
+    """The order of a round: in time all have each place, and each predecessor, as often. Pure.
 
-    In twice as many each also comes as often after any other (a design of Williams). Pure.
+    It is a design of Williams, whose period is the number of things, or twice that if it is odd.
     """
     found = list(things)
-    ahead = [(place + 1) // 2 * (1 if place % 2 else -1) for place in range(len(found))]
-    order = [found[(number + step) % len(found)] for step in ahead]
+    steps = ((place + 1) // 2 * (1 if place % 2 else -1) for place in range(len(found)))
+    order = [found[(number + step) % len(found)] for step in steps]
     return order[:: -1 if len(order) % 2 and number // len(order) % 2 else 1]
 
 

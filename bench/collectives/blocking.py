@@ -54,7 +54,7 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
         theirs = {} if more else _others(task, way, Path(folder))
         found = turns.gathered(turns.alternate([ours, *theirs.values()], _JOBS))
     absent = ["more"] if more else [name for name in PEERS if name in peers.ABSENT.keys() - theirs]
-    where = peers.where(way, ranks, [key.partition(":")[0] for key in found["samples"]])
+    where = peers.where(way, ranks, found["samples"])
     title = f"one blocking all-reduce, float32; {where}"
     return {"title": title, "unit": "s", "absent": absent, "samples": found["samples"]}
 

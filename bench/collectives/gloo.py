@@ -23,10 +23,7 @@ Group = dist.ProcessGroup | None
 
 
 class Gloo:
-    """Gloo groups over all ranks: as shipped, and with four contexts, which are connections.
-
-    An operation has one context, the next one the next: a call by itself uses one of the four.
-    """
+    """Gloo groups over all ranks: as shipped, and with four contexts, which are connections."""
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         """Connect through a file of the job's folder. Collective. Blocks."""
@@ -40,7 +37,7 @@ class Gloo:
         multi = dist.new_group(backend="gloo", timeout=_LIMIT)
         os.environ.pop(_INTERFACES)
         assert isinstance(multi, dist.ProcessGroup)
-        #: By the number of contexts.
+        #: By the number of contexts; an operation by itself uses one.
         self.groups: dict[int, Group] = {1: dist.group.WORLD, 4: multi}
 
     def align(self) -> None:
