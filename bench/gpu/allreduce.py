@@ -38,7 +38,6 @@ _GRIDS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 CELLS = tuple(_GRIDS)
-_JOBS = 2
 
 
 def measure(cell: str, rounds: int | None) -> dict[str, Any]:
@@ -53,7 +52,7 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
         found = ranks.run("bench.gpu.allreduce:plain", 2, rounds, settings[name])
         return list(found["sum"][0])
 
-    return ranks.kept(cell.replace("_", ", "), by_name(settings, _JOBS, one))
+    return ranks.kept(cell.replace("_", ", "), by_name(settings, 2, one))
 
 
 def plain(task: dict[str, Any]) -> dict[str, Spans]:

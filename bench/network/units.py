@@ -25,7 +25,6 @@ CELLS = (
     *(f"1000:{delay_ms}:1e-4" for delay_ms in (3, 10)),
 )
 _MIB = (1, 2, 4, 8, 16)
-_ROUNDS = 5
 
 
 def measure(cell: str, rounds: int | None) -> dict[str, Any]:
@@ -33,7 +32,7 @@ def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     mbit, delay_ms, loss = map(float, cell.split(":"))
     spec = Spec("units", flow_mbit=0, nic_mbit=mbit, delay_ms=delay_ms, loss=loss)
     with bed_for(spec) as bed:
-        task = {"rounds": rounds or _ROUNDS}
+        task = {"rounds": rounds or 5}
         ranks = run_on(bed, "bench.network.units:run", task, timeout_s=900.0)
     title = f"{mbit:g} Mbit/s, {delay_ms:g} ms" + (f", {loss:g} lost" if loss else "")
     found = gathered([[rank["spans"] for rank in ranks]])

@@ -14,21 +14,14 @@ from bench.record import Run
 #: Probability that a packet is lost, and MiB of the tensor.
 CELLS = ("0:64", "1e-4:64", "1e-4:256")
 _UNITS = ("1MiB", "8MiB")
-_DELAY_MS = 10.0
 
 
 def measure(cell: str, rounds: int | None) -> dict[str, Any]:
     """All lanes and units in turn; units of 1 MiB alone with the larger tensor."""
     loss, mib = cell.split(":")
     units = _UNITS if mib == "64" else _UNITS[:1]
-    spec = Spec(
-        "wan",
-        hosts=2,
-        flow_mbit=0,
-        congestion=CONGESTION,
-        delay_ms=_DELAY_MS,
-        loss=float(loss),
-    )
+    path = {"congestion": CONGESTION, "delay_ms": 10.0, "loss": float(loss)}
+    spec = Spec("wan", hosts=2, flow_mbit=0, **path)
     keys = [f"tcp:{lanes}:{unit}" for unit, lanes in product(units, LANES)]
     return measure_on(spec, keys, rounds, mib=int(mib))
 
