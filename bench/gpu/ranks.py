@@ -12,20 +12,11 @@ import torch
 import aiacc.torch as hvd
 from aiacc.run.local import free_port
 from bench import job
+from bench.gpu import SOCKETS
 from bench.gpu.works import here
 from bench.turns import Contender, Spans, gathered, take_turns
 
 _ROUNDS, _WARM_UP = 20, 5
-#: NCCL over sockets between ranks that it takes for ranks of different hosts: it refuses to let
-#: those of one host share a GPU. One socket for each channel, so that lanes are what adds flows.
-_SOCKETS = {
-    "NCCL_NET": "Socket",
-    "NCCL_IB_DISABLE": "1",
-    "NCCL_SOCKET_IFNAME": "=lo",
-    "NCCL_SOCKET_NTHREADS": "1",
-    "NCCL_NSOCKS_PERTHREAD": "1",
-    "NCCL_MAX_CTAS": "2",
-}
 
 
 def run(work: str, ranks: int, rounds: int | None, variables: Mapping[str, str]) -> Any:
@@ -35,7 +26,7 @@ def run(work: str, ranks: int, rounds: int | None, variables: Mapping[str, str])
         "NCCL_LAUNCH_ORDER_IMPLICIT": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
-        **(_SOCKETS if ranks > 1 else {}),
+        **(SOCKETS if ranks > 1 else {}),
     }
     task = {"rounds": rounds or _ROUNDS}
     found = job.run(work, task, ranks=ranks, variables={**common, **variables}, timeout_s=120)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aiacc import _core
+from bench.gpu import SOCKETS
 from tests.support import ranks
 
 #: NCCL refuses a GPU that two ranks of one host have. With a host of its own for each rank it takes
@@ -20,15 +21,6 @@ SHARED = "ranks may share a GPU"
 STAGED = "staged"
 WAYS = (HOSTS, SHARED, STAGED)
 
-_SOCKETS = {
-    "NCCL_NET": "Socket",
-    "NCCL_IB_DISABLE": "1",
-    "NCCL_SOCKET_IFNAME": "=lo",
-    "NCCL_SOCKET_NTHREADS": "1",
-    "NCCL_NSOCKS_PERTHREAD": "1",
-    "NCCL_MAX_CTAS": "2",
-}
-
 
 def environment(way: str) -> dict[str, str]:
     """Variables of every rank. Skips the test if NCCL does not know the way."""
@@ -37,7 +29,7 @@ def environment(way: str) -> dict[str, str]:
     if way == SHARED and (version := nccl_version()) < (2, 30):
         pytest.skip(f"NCCL_MULTI_RANK_GPU_ENABLE needs NCCL 2.30, this is {version}")
     shared = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2"}
-    return {"AIACC_GPU_ENGINE": "nccl", **(shared if way == SHARED else _SOCKETS)}
+    return {"AIACC_GPU_ENGINE": "nccl", **(shared if way == SHARED else SOCKETS)}
 
 
 def lanes(number: int) -> dict[str, str]:
