@@ -87,13 +87,7 @@ _LARS = ("csrc/kernels/lars.cc", "csrc/kernels/lars.h", "csrc/kernels/vector")
 _CODES = ("csrc/kernels", "bench/micro/codes_bench.cc")
 _RANKS = (*PRODUCT, "bench/collectives")
 _ON_GPU = ("csrc/cuda", "csrc/kernels", "bench/gpu/works.py", "bench/gpu/gpu_bench.cc")
-_RANKS_ON_GPU = (
-    "csrc",
-    "aiacc/torch",
-    "bench/gpu/__init__.py",
-    "bench/gpu/ranks.py",
-    "bench/collectives",
-)
+_RANKS_ON_GPU = ("csrc", "aiacc/torch", "bench/gpu", "bench/collectives")
 _ON_BED, _QUIET, _GPU = ("root", "quiet"), ("quiet",), ("gpu",)
 _NETWORK, _BENCHMARKS, _CODED = "docs/network.md", "docs/benchmarks.md", "docs/compression.md"
 
