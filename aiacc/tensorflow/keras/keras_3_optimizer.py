@@ -26,9 +26,11 @@ def distribute(optimizer: Any, name: str | None, parts: Parts) -> Any:
 def _copy(optimizer: Any, memo: dict[int, Any]) -> Any:
     """One like it for the same variables, with a copy of the state; Keras has no copies."""
     cls, rate = type(optimizer), optimizer._learning_rate
-    given = not isinstance(rate, _keras.Variable)  # a schedule or a function, which may have none
+    given = not hasattr(rate, "assign")  # a schedule or a function, which may have none
     described = object.__new__(cls)
-    described.__dict__.update(vars(optimizer), **({"_learning_rate": None} if given else {}))
+    described.__dict__.update(vars(optimizer))
+    if given:
+        described.__dict__["_learning_rate"] = tf.constant(0.0)
     config = described.get_config()
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:

@@ -49,19 +49,22 @@ def test_pickles_are_of_the_original_class_and_copies_are_distributed():
     def scaled(rate):
         return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(rate))
 
+    def inner(optimizer):  # which counts; before Keras 3.11 the one around it does not
+        return getattr(optimizer, "inner_optimizer", optimizer)
+
     for make in (keras.optimizers.SGD, keras.optimizers.AdamW, scaled):
         optimizer, variable = make(0.25), tf.Variable([1.0])
         original = type(optimizer)
-        optimizer.iterations.assign(3)
+        inner(optimizer).iterations.assign(3)
         wrapped = hvd.DistributedOptimizer(optimizer)
         for again in (pickle.loads(pickle.dumps(wrapped)), pickle.loads(pickle.dumps(wrapped, 2))):
             assert type(again) is original
-            assert int(again.iterations) == 3
-            assert type(getattr(again, "inner_optimizer", again)).__module__.startswith("keras")
+            assert int(inner(again).iterations.numpy()) == 3
+            assert type(inner(again)).__module__.startswith("keras")
         for copied in (copy.copy(wrapped), copy.deepcopy(wrapped), wrapped):
             assert type(copied).__mro__[2:4] == (Distributed, original)
             copied.apply_gradients([(tf.constant([1.0]), variable)])
-        assert int(wrapped.iterations) >= 4
+        assert int(inner(wrapped).iterations.numpy()) >= 4
     for make in (tf_keras.optimizers.SGD, LEGACY.SGD):  # of which Keras pickles none
         for optimizer in (make(), hvd.DistributedOptimizer(make())):
             with pytest.raises((TypeError, AttributeError), match=r"weakref|local object"):
