@@ -86,7 +86,8 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has no ty
         super().build(variables)
         # Here they have their paths; in a strategy's update they have not.
         self.adapted = [self._adapts(variable) for variable in variables]
-        self.momenta = self.add_optimizer_variables(variables, "momentum") if self.momentum else []
+        momenta = variables if self.momentum else []
+        self.momenta = [self.add_variable_from_reference(one, "momentum") for one in momenta]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update one variable."""

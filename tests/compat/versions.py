@@ -30,8 +30,9 @@ TOOLS = (
     *("pytest==8.4.2", "pytest-timeout==2.4.0", "pytest-xdist==3.8.0", "scikit-learn==1.7.2"),
     *("mpich==5.0.2", "pybind11==3.1.0"),
 )
-#: Three tests of TensorFlow need torch, which is not installed there. They run in `make test`.
+#: Tests of TensorFlow that need torch, which is not installed there. They run in `make test`.
 NEED_TORCH = {
+    "test_its_steps_are_those_of_torchs": "needs torch",
     "test_training_with_torch_in_turn": "needs torch",
     "test_the_recipe_finds_what_suits_the_data_of_all_ranks": "needs torch",
     "test_keras_on_another_backend_is_refused": "needs torch",

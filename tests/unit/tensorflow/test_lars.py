@@ -4,9 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import torch
 
-from aiacc import optim
 from aiacc.keras.lars import LARS
 
 
@@ -15,6 +13,10 @@ def _numbers(seed, *shape):
 
 
 def test_its_steps_are_those_of_torchs():
+    import torch
+
+    from aiacc import optim
+
     shapes = [(4, 3), (5,), (2, 2, 3), (1, 2)]
     for options, theirs in (
         ({}, {}),
