@@ -34,7 +34,7 @@ from tests.support.needed import missing
 from tests.support.programs import LIMIT_S, ROOT, run_program
 from tests.support.rank_forks import ForkedRank, fork
 
-#: Below those of the kernel: /proc/sys/net/ipv4/ip_local_port_range.
+#: Below those of the kernel (/proc/sys/net/ipv4/ip_local_port_range) and of torchrun (29400).
 _PORTS_FROM = 16000
 _port_numbers = itertools.count()
 
@@ -120,7 +120,7 @@ def free_port() -> int:
     Not one of those that the kernel gives to whoever asks for any: between this call and its use
     somebody would be given it. Test processes that run at a time choose from different ranges.
     """
-    while not is_free(port := _PORTS_FROM + os.getpid() % 160 * 100 + next(_port_numbers) % 100):
+    while not is_free(port := _PORTS_FROM + os.getpid() % 130 * 100 + next(_port_numbers) % 100):
         pass
     return port
 
