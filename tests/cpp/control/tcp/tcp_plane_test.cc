@@ -209,11 +209,11 @@ INSTANTIATE_TEST_SUITE_P(
         Answer{"WhoTakesItSlowlyIsNotGivenUp",
                [](RawPeer& peer) {
                  // In all several times the limit: nothing but time tells.
-                 EXPECT_EQ(peer.receive(std::chrono::milliseconds(9)).payload, large_message());
+                 EXPECT_EQ(peer.receive(std::chrono::milliseconds(18)).payload, large_message());
                  peer.send(Frame{FrameType::kRound, 0, 0, {1}});
                },
                "",
-               1.5}),
+               3.5}),
     [](const auto& test) { return std::string(test.param.name); });
 
 TEST(TcpPlane, TheReasonForAnEndComesAfterTheRestOfAFrame) {
