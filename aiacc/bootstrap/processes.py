@@ -7,6 +7,7 @@ import math
 import os
 import resource
 import select
+import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,6 +30,16 @@ def fill_standard_descriptors() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+
+
+def learn_how_children_end() -> None:
+    """Take SIGCHLD as usual where it is ignored, as some supervisors and ``trap '' CHLD`` leave it.
+
+    The kernel would keep no exit code of what this process starts, nor of what that starts.
+    Threads: the main thread only.
+    """
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def open_pidfd(process: int) -> int:

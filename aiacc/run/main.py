@@ -13,7 +13,7 @@ from pathlib import Path
 
 import aiacc
 from aiacc import _core, mpi_library
-from aiacc.bootstrap.processes import fill_standard_descriptors
+from aiacc.bootstrap.processes import fill_standard_descriptors, learn_how_children_end
 from aiacc.config import child_environment
 from aiacc.run import merge_timelines, netcheck
 from aiacc.run.command import (
@@ -36,6 +36,7 @@ from aiacc.run.programs import choose_mpi_launcher, mpi_launchers, resolve_comma
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `aiaccrun`; returns its exit code."""
     fill_standard_descriptors()
+    learn_how_children_end()
     options = parser().parse_args(arguments)
     if options.version:
         print(aiacc.__version__)

@@ -155,6 +155,15 @@ def test_signals_that_the_launcher_is_to_ignore_are_ignored_by_the_job(number):
     assert (job.returncode, out, err) == (0, b"lived\n", b"")
 
 
+def test_an_inherited_ignored_sigchld_hides_no_exit_code():
+    program = "import subprocess, sys; sys.exit(2 + subprocess.call(['false']))"
+    ignores = partial(signal.signal, signal.SIGCHLD, signal.SIG_IGN)
+    with aiaccrun(2, program, text=True, preexec_fn=ignores) as job:
+        _, err = job.communicate()
+    assert job.returncode == 3, err
+    assert "ended with exit code 3" in err
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_a_job_runs_where_descriptors_are_closed(closed, tmp_path):
     program = (
