@@ -17,6 +17,7 @@ from aiacc.bootstrap import Provider, seat
 from aiacc.bootstrap.providers import pmi
 from aiacc.collectives import handles
 from aiacc.config import horovod_variables
+from aiacc.exceptions import BootstrapError, ShutdownError
 from aiacc.horovod_variables import warning_about
 from aiacc.process_sets import (
     ProcessSet,
@@ -26,7 +27,11 @@ from aiacc.process_sets import (
     unregister_all,
 )
 
-_lock = threading.Lock()
+#: Held by `init` and `end`; a handler of a signal may run in the middle, and call either.
+_lock = threading.RLock()
+#: Which of them the thread with the lock is in, and whether a handler has called `end` there.
+_inside = ""
+_end_asked = False
 _observers: list[weakref.WeakMethod[Callable[[], None]]] = []
 _before_end: list[Callable[[], None]] = []
 _atexit_pid = 0
@@ -97,13 +102,18 @@ def before_shutdown(function: Callable[[], None]) -> None:
 def shutdown() -> None:
     """End the runtime; outstanding operations fail with `ShutdownError`.
 
-    Other ranks learn of it. Idempotent; `init` may be called again.
+    Other ranks learn of it. Idempotent; `init` may be called again. A handler of a signal that
+    interrupts `init` or another `shutdown` may call it: the former ends by ShutdownError as soon as
+    it can, unless the handler raises, and this returns before.
 
     Collective: no.
     Blocks: until the threads of the runtime have ended, which takes milliseconds; after a step of
     schedule "decoupled" until every rank has ended it.
     """
-    _finish()
+    with _lock:
+        is_inside = bool(_inside)
+    if not is_inside:
+        _finish()
     end("")
 
 
@@ -112,13 +122,25 @@ def end(how: str) -> None:
 
     What they are about to do with this one fails.
     """
+    global _inside, _end_asked
     with _lock:
-        tuner.stop()
-        _core.shutdown(how)
-        handles.release_memory()
-        seat.release_all()
-        siblings.be_no_rank()
-        unregister_all()
+        if _inside:
+            _end_asked = True
+            return
+        _inside = "shutdown"
+        try:
+            _end(how)
+        finally:
+            _inside = ""
+
+
+def _end(how: str = "") -> None:
+    tuner.stop()
+    _core.shutdown(how)
+    handles.release_memory()
+    seat.release_all()
+    siblings.be_no_rank()
+    unregister_all()
 
 
 def is_initialized() -> bool:
@@ -236,26 +258,33 @@ def _begin(
     comm: Sequence[int] | object | None = None,
     process_sets: Sequence[ProcessSet] = (),
 ) -> None:
-    global _homogeneous, _host_of, _profile
+    global _homogeneous, _host_of, _profile, _inside, _end_asked
     with _lock:
+        if _inside:
+            raise BootstrapError(
+                f"[bootstrap] init() in a handler of a signal that interrupts {_inside}() (expected "
+                "a call outside of it); let the handler set a flag, and call init() where the "
+                "script sees that"
+            )
         if _core.is_initialized():
             _check_same(comm, process_sets)
             return
-        plan = startup.start(provider)
-        _homogeneous, _host_of = plan.homogeneous, plan.host_of
-        _profile = str(_core.config()["profile"])
-        global_process_set.ranks = list(range(_core.size()))
+        _inside, _end_asked = "init", False
         try:
+            plan = startup.start(provider)
+            _homogeneous, _host_of = plan.homogeneous, plan.host_of
+            _profile = str(_core.config()["profile"])
+            global_process_set.ranks = list(range(_core.size()))
             _check_comm(comm)
             for process_set in process_sets:
                 add_process_set(process_set)
+            _shut_down_at_exit()
+            _check_not_ended()
         except BaseException:
-            _core.shutdown()
-            seat.release_all()
-            siblings.be_no_rank()
-            unregister_all()
+            _end()
             raise
-        _shut_down_at_exit()
+        finally:
+            _inside = ""
         observers = [method() for method in _observers]
         _observers[:] = [m for m, o in zip(_observers, observers, strict=True) if o is not None]
     for observer in observers:
@@ -263,6 +292,15 @@ def _begin(
             observer()
     if _core.rank() == 0:
         _warn_about_horovods_variables()
+
+
+def _check_not_ended() -> None:
+    """Raise ShutdownError if a handler of a signal has called `end` inside of this `init`."""
+    if _end_asked:
+        raise ShutdownError(
+            f"[core] rank {_core.rank()}: a handler of a signal called shutdown() inside of init() "
+            "(expected a job that goes on); end the script, or call init() again"
+        )
 
 
 def _warn_about_horovods_variables() -> None:

@@ -8,12 +8,14 @@ import sys
 import threading
 import weakref
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import aiacc.array as hvd
-from aiacc import _core
+from aiacc import BootstrapError, ShutdownError, _core, startup
+from aiacc.bootstrap import seat
 from tests.support import footprint
 from tests.support.jobs import on_ranks
 from tests.support.programs import run_program
@@ -135,6 +137,44 @@ def test_a_signal_reaches_python_during_a_wait():
     if hvd.rank() == 1:
         handle = hvd.allreduce_async_(mine, name="lonely")
     assert hvd.synchronize(handle).tolist() == [1] * 4
+
+
+@on_ranks(2, starts=False)
+def test_a_handler_of_a_signal_may_call_shutdown_inside_of_init_and_of_another():
+    def interrupted(place, name, *, after=False):
+        real = getattr(place, name)
+
+        def interrupt(*given):
+            result = real(*given) if after else None
+            signal.raise_signal(signal.SIGUSR1)
+            return result if after else real(*given)
+
+        return mock.patch.object(place, name, interrupt)
+
+    def shut_down(*_):
+        with pytest.raises(BootstrapError, match="init.. in a handler of a signal"):
+            hvd.init()
+        hvd.shutdown()
+
+    def leave(*_):
+        hvd.shutdown()
+        raise SystemExit(9)
+
+    for handler, after, error in (
+        (shut_down, False, ShutdownError),
+        (shut_down, True, ShutdownError),
+        (leave, True, SystemExit),
+        (leave, False, SystemExit),
+    ):
+        signal.signal(signal.SIGUSR1, handler)
+        with interrupted(startup, "start", after=after), pytest.raises(error):
+            hvd.init()
+        assert not hvd.is_initialized()
+    hvd.init()
+    signal.signal(signal.SIGUSR1, shut_down)
+    with interrupted(seat, "release_all"):
+        hvd.shutdown()
+    assert not hvd.is_initialized()
 
 
 @on_ranks(2)
