@@ -17,8 +17,8 @@ def merge(paths: Sequence[Path], target: Path) -> int:
     """Write the timelines in ``paths`` to ``target`` as one; returns the number of events.
 
     Raises:
-        ValueError: ``target`` is a timeline of a rank; a file is none, or two are of one rank, or
-            there are fewer than two.
+        ValueError: ``target`` is a timeline of a rank; a file is none, is given twice, or two
+            are of one rank, or there are fewer than two.
         OSError: A file cannot be read or written.
     """
     if target.resolve() in [path.resolve() for path in paths] or _is_of_a_rank(target):
@@ -26,6 +26,11 @@ def merge(paths: Sequence[Path], target: Path) -> int:
     if len(paths) < 2:
         given = f"only {paths[0]}" if paths else "no timelines"
         raise ValueError(f"{given} to merge into {target}; {_USAGE}")
+    seen: dict[Path, Path] = {}
+    for path in paths:
+        if path.resolve() in seen:
+            raise ValueError(f"{seen[path.resolve()]} and {path} are the same file; {_USAGE}")
+        seen[path.resolve()] = path
     merged = merge_events({str(path): read_events(path) for path in paths})
     lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in merged)
     target.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
@@ -38,7 +43,8 @@ def read_events(path: Path) -> list[Event]:
     Raises:
         ValueError: It is no timeline of aiacc.
     """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    # Not `splitlines`: names of tensors may hold what that takes for ends of lines, as U+2028.
+    lines = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
     events: list[Event] = []
     for number, line in enumerate(lines, start=1):
         text = line.strip().rstrip(",")

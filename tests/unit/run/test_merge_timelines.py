@@ -15,18 +15,18 @@ def timeline(rank, epoch, boot, *times):
         "args": {"name": f"rank {rank}", "start_time_since_epoch_in_micros": epoch, "boot": boot},
     }
     events = [
-        {"name": f"x{i}", "ph": "X", "pid": rank, "tid": 0, "ts": time, "dur": 1.5}
+        {"name": f"x{i}\u2028\x85\x1c", "ph": "X", "pid": rank, "tid": 0, "ts": time, "dur": 1.5}
         for i, time in enumerate(times)
     ]
     return [first, *events]
 
 
 def text_of(events):
-    return "[\n" + ",\n".join(json.dumps(event) for event in events) + "\n]\n"
+    return "[\n" + ",\n".join(json.dumps(event, ensure_ascii=False) for event in events) + "\n]\n"
 
 
 def written(path, events):
-    path.write_text(text_of(events))
+    path.write_text(text_of(events), encoding="utf-8")
     return path
 
 
@@ -76,6 +76,10 @@ def test_the_command_writes_one_trace_with_a_process_per_rank(tmp_path, merge):
     assert times_by_rank(merged) == {0: [0], 1: [10], 2: [20]}
     names = [event["args"]["name"] for event in merged if event["name"] == "process_name"]
     assert names == ["rank 0", "rank 1", "rank 2"]
+    (tmp_path / "same.json").symlink_to(files[0])
+    for same in (files[0], tmp_path / "same.json"):
+        status, _, said = merge(target, files[0], same)
+        assert (status, f"and {same} are the same file" in said) == (2, True), said
 
 
 def test_a_timeline_that_was_cut_off_counts_up_to_there(tmp_path, merge):
