@@ -293,7 +293,7 @@ def process_set_ids() -> tuple[int, ...]:
 def flush() -> None:
     """Tell the coordinator that this rank will wait now: negotiate what is queued."""
 
-def start_timeline(path: str, mark_cycles: bool = False) -> None: ...
+def start_timeline(path: bytes, mark_cycles: bool = False) -> None: ...
 def mark_step() -> None:
     """End a step of training in the timeline, if one is on."""
 

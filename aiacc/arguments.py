@@ -99,6 +99,15 @@ def _is_encodable(text: str) -> bool:
     return True
 
 
+def _is_path(path: str | os.PathLike[str]) -> bool:
+    """Whether the system takes it for one; a NUL would end it."""
+    try:
+        name = os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return bool(name) and b"\0" not in name
+
+
 def is_flag(value: object) -> bool:
     """Whether it is True or False, of Python or NumPy, or 1 or 0."""
     try:
@@ -221,7 +230,7 @@ RULES: dict[str, Rule] = {
             lambda sets: not isinstance(sets, str) or sets.lower() == "dynamic",
         )
     ),
-    "file_path": of((str, os.PathLike), "the path of a file"),
+    "file_path": of((str, os.PathLike), "the path of a file")._replace(fits=_is_path),
     "mark_cycles": FLAG,
     # of optimizers that are distributed, and of tapes
     "backward_passes_per_step": whole(1),

@@ -244,7 +244,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """
     _check_initialized()
     arguments.check(locals())
-    _core.start_timeline(os.fspath(file_path), mark_cycles)
+    _core.start_timeline(os.fsencode(file_path), mark_cycles)
 
 
 def stop_timeline() -> None:

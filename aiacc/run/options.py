@@ -166,6 +166,11 @@ def _may_replace(path: Path) -> bool:
 def check_timeline(file: str) -> None:
     """Raise ValueError unless ranks of this host will be able to write their timelines."""
     folder = Path(file).parent
+    if file and Path(file).exists() and not (Path(file).is_file() or Path(file).is_fifo()):
+        raise ValueError(
+            f"timeline {file}: a folder or device (expected a file, new or not); name one, as in "
+            "--timeline-filename timeline.json"
+        )
     if file and "{rank}" not in str(folder) and not os.access(folder, os.W_OK | os.X_OK):
         raise ValueError(
             f"timeline {file}: {folder} (expected a folder that can be written); create it, or "

@@ -1,6 +1,7 @@
 #include "csrc/base/timeline.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -64,6 +65,18 @@ int write_all(int file, std::string_view text, std::size_t& written) {
     written += static_cast<std::size_t>(now);
   }
   return 0;
+}
+
+/// Throws for a folder or a device: other ranks would write beside it, "/dev/null.rank1" for one. A
+/// FIFO somebody may read.
+void check_is_file(const std::string& path) {
+  struct stat found{};
+  if (stat(path.c_str(), &found) == 0 && !S_ISREG(found.st_mode) && !S_ISFIFO(found.st_mode)) {
+    throw Error(Code::kInvalidArgument,
+                "[timeline] cannot write '" + path + "', which is a " +
+                    (S_ISDIR(found.st_mode) ? "folder" : "device or the like") +
+                    " (expected a file, new or not); name one, as in /tmp/timeline.json");
+  }
 }
 
 /// The array of events in a file, which it closes.
@@ -315,14 +328,33 @@ void Timeline::start(const std::string& path, bool mark_rounds) {
     mark_rounds_.store(mark_rounds);
     return;
   }
-  // Opening a FIFO that nobody reads would wait for a reader; writing to one may wait.
-  const int file = open(name.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0644);
-  if (file < 0) {
-    throw system_error(Code::kInvalidArgument, "[timeline] cannot write '" + name + "'", errno);
+  check_is_file(path);
+  // Opening a FIFO that nobody reads would wait for a reader; writing to one may wait. What it has
+  // stays until the timeline that is on has ended, which may be written to it by another name.
+  const int file = open(name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
+  struct stat opened{};
+  if (file < 0 || fstat(file, &opened) != 0) {
+    const int error = errno;
+    if (file >= 0) {
+      close(file);
+    }
+    throw system_error(Code::kInvalidArgument, "[timeline] cannot write '" + name + "'", error);
+  }
+  if (on() && opened.st_dev == device_ && opened.st_ino == inode_) {
+    close(file);
+    mark_rounds_.store(mark_rounds);
+    return;
   }
   fcntl(file, F_SETFL, O_WRONLY);
   end();
+  if (S_ISREG(opened.st_mode) && ftruncate(file, 0) != 0) {
+    const int error = errno;
+    close(file);
+    throw system_error(Code::kInvalidArgument, "[timeline] cannot empty '" + name + "'", error);
+  }
   path_ = name;
+  device_ = opened.st_dev;
+  inode_ = opened.st_ino;
   mark_rounds_.store(mark_rounds);
   try {
     // Threads that saw the last one on may have recorded after its end.

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -41,8 +43,9 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  /// Writes to `timeline_path`. A timeline that is on with another path ends; with the same path it
-  /// goes on. Throws Error(kInvalidArgument) if the file cannot be opened.
+  /// Writes to `timeline_path`. A timeline that is on with another file ends; with the same file,
+  /// by whatever path, it goes on. Throws Error(kInvalidArgument) if the file cannot be opened, or
+  /// `path` is a folder or device.
   void start(const std::string& path, bool mark_rounds);
   /// Writes what is queued, and closes the file. Where that takes longer than the patience, the
   /// file is left as it is then, with a warning.
@@ -73,6 +76,8 @@ class Timeline {
   const std::chrono::milliseconds patience_;
   const std::shared_ptr<Queue> queue_;  ///< a writer that was left has it, too
   std::string path_;                    ///< of the file that is written
+  dev_t device_ = 0;                    ///< that it is on
+  ino_t inode_ = 0;
   std::atomic<bool> mark_rounds_{false};
   std::mutex control_mutex_;  ///< serialises start and stop
   std::thread writer_;

@@ -150,17 +150,29 @@ TEST_F(TimelineTest, StartsAgainGoesOnAndMovesToAnotherFile) {
   timeline.start(path("t.json"), true);
   EXPECT_TRUE(timeline.marks_rounds());
   record(timeline, "second");
+  std::filesystem::create_symlink(path("t.json"), path("link.json"));
+  for (const char* name : {"./t.json", "link.json"}) {
+    timeline.start(path(name), false);  // the same file by another name
+    EXPECT_FALSE(timeline.marks_rounds());
+    record(timeline, "more");
+  }
   timeline.start(path("other.json"), false);
   EXPECT_TRUE(is_json(read("t.json")));
   record(timeline, "third");
   timeline.stop();
-  expect_events("t.json", 2);
+  expect_events("t.json", 4);
   EXPECT_EQ(occurrences(expect_events("other.json", 1), "third"), 1U);
 }
 
 TEST_F(TimelineTest, APathThatCannotBeWrittenIsAnError) {
   Timeline timeline(0);
   EXPECT_THROW(timeline.start(path("no/such/folder.json"), false), Error);
+  for (int rank = 0; rank < 2; ++rank) {  // rank 1 would have "/dev/null.rank1"
+    Timeline one(rank);
+    EXPECT_THROW(one.start("/dev/null", false), Error);
+    EXPECT_THROW(one.start(path(""), false), Error);
+  }
+  EXPECT_FALSE(exists(".rank1"));
   EXPECT_FALSE(timeline.on());
   timeline.start(path("t.json"), false);
 }
@@ -253,14 +265,15 @@ TEST_F(TimelineTest, WhereThereIsNoRoomItEndsWithItsLastWholeEvent) {
 
 TEST_F(TimelineTest, AFullDeviceIsOneWarningAndAnotherFileGoesOn) {
   Timeline timeline(0);
+  std::filesystem::create_symlink("/dev/full", path("full0"));
   const std::string errors = errors_of([&] {
-    timeline.start("/dev/full", false);
+    timeline.start(path("full{rank}"), false);
     for (int i = 0; i < 100; ++i) {
       record(timeline, "x");
     }
     timeline.stop();
   });
-  EXPECT_EQ(occurrences(errors, "'/dev/full' ends here"), 1U) << errors;
+  EXPECT_EQ(occurrences(errors, "full0' ends here"), 1U) << errors;
   EXPECT_EQ(occurrences(errors, "(errno 28)"), 1U) << errors;
   expect_room(timeline);
 }

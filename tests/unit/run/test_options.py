@@ -178,6 +178,11 @@ def test_a_timeline_needs_a_folder(given, launcher, tmp_path, launch, monkeypatc
     assert (status, said.count("\n")) == (2, 1)
     (tmp_path / "none").mkdir()
     assert launch("-np", 2, "--dry-run", *options, "true")[0] == 0
+    for wrong in (str(tmp_path), "/dev/null"):
+        options = ["--timeline-filename", wrong] if given == "option" else []
+        monkeypatch.setenv(given, wrong)
+        status, _, said = launch("-np", 2, *launcher, *options, "true")
+        assert (status, f"timeline {wrong}: a folder or device" in said) == (2, True)
 
 
 def test_a_profile_is_where_the_launcher_was_started(tmp_path, launch, monkeypatch):

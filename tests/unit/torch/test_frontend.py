@@ -108,6 +108,10 @@ CALLS = [
     (lambda: hvd.allreduce_async_(GOOD, process_set=OTHER), "not registered"),
     (lambda: hvd.allreduce_async_(GOOD, op=6), r"op=6 \(expected Average, "),
     (lambda: hvd.allreduce(GOOD, average=True, op="x"), "average=True and op='x'"),
+    *(
+        (lambda path=path: hvd.start_timeline(path), r"file_path='.*expected the path of a file")
+        for path in ("", "t.json\0.json", "\ud800")
+    ),
     # In a job that runs.
     (lambda: hvd.init("x"), r"comm='x' on rank 0 \(expected None, or all 1 ranks"),
     (lambda: hvd.init(comm=[0, 1]), r"comm=\[0, 1\] on rank 0 \(expected None"),
