@@ -262,9 +262,9 @@ def _begin(
     with _lock:
         if _inside:
             raise BootstrapError(
-                f"[bootstrap] init() in a handler of a signal that interrupts {_inside}() (expected "
-                "a call outside of it); let the handler set a flag, and call init() where the "
-                "script sees that"
+                f"[bootstrap] init() in a handler of a signal that interrupts {_inside}() "
+                "(expected a call outside of it); let the handler set a flag, and call init() "
+                "where the script sees that"
             )
         if _core.is_initialized():
             _check_same(comm, process_sets)

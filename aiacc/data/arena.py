@@ -19,7 +19,7 @@ from pathlib import Path
 
 from aiacc.data import admission
 from aiacc.data import layout as geometry
-from aiacc.data.arena_file import PREFIX, ArenaFile, attach, sweep
+from aiacc.data.arena_file import PREFIX, ArenaFile, attach, private, sweep
 from aiacc.data.layout import ENTRY, Entry, Eviction, Layout, Segment
 from aiacc.data.record import CorruptRecordError
 from aiacc.data.sizes import is_backed, leaves_room
@@ -47,14 +47,23 @@ class Arena:
     spawned makes its own with the same arguments.
     """
 
-    def __init__(self, folder: Path, name: str, plan: Layout, evict: Eviction) -> None:
+    def __init__(self, folder: Path | None, name: str, plan: Layout, evict: Eviction) -> None:
         """Use, or create, the arena ``name``; remove those that killed jobs have left.
+
+        Args:
+            folder: Where it is; None: nowhere, for this process and those that are forked of it.
+            name: Of all who share it.
+            plan: Its layout, if it is created; without a folder it has room for no record.
+            evict: As that says.
 
         Raises:
             OSError: It cannot be created.
         """
-        sweep(folder)
-        self._file: ArenaFile = attach(folder / f"{PREFIX}{name}", plan)
+        if folder is not None:
+            sweep(folder)
+        self._file: ArenaFile = (
+            private(plan) if folder is None else attach(folder / f"{PREFIX}{name}", plan)
+        )
         self._layout = self._file.layout
         self._evict = evict
         self._row = self._row_pid = 0

@@ -29,9 +29,11 @@ _temporary = itertools.count()
 
 
 class ArenaFile:
-    """An arena's file as this process uses it. Made by `attach` only."""
+    """An arena's file as this process uses it. Made by `attach` and `private` only."""
 
-    def __init__(self, path: Path, descriptor: int, layout: Layout) -> None:
+    def __init__(
+        self, path: Path, descriptor: int, layout: Layout, memory: mmap.mmap | None = None
+    ) -> None:
         self.path = path
         self.descriptor = descriptor
         self.layout = layout
@@ -43,7 +45,7 @@ class ArenaFile:
         self.pid = os.getpid()
         # What is mapped for writing is in memory already: index and counters. Records are written
         # by pwrite, which fails where a store to a page that does not fit into memory would kill.
-        self.map = mmap.mmap(descriptor, layout.size)
+        self.map = memory or mmap.mmap(descriptor, layout.size)
 
     def release(self) -> None:
         """End this use. The last user of all removes the file."""
@@ -89,6 +91,21 @@ def attach(path: Path, layout: Layout) -> ArenaFile:
             if time.monotonic() > deadline:
                 raise OSError(f"another process has been removing {path} for long")
             time.sleep(0.001)  # somebody removes it at this moment, or made it just now
+
+
+def private(layout: Layout) -> ArenaFile:
+    """An arena without a file: of this process, and those that are forked of it.
+
+    It is for counters: what is written by its descriptor, which is there for locks, is not in it.
+    """
+    memory = mmap.mmap(-1, layout.size)
+    head = layout.pack()
+    memory[: len(head)] = head
+    path = Path(os.devnull, str(next(_temporary)))  # which is nowhere
+    file = ArenaFile(path, os.memfd_create("aiacc-data"), layout, memory)
+    with _registry_mutex:
+        _registry[path] = file
+    return file
 
 
 def sweep(folder: Path) -> list[Path]:
@@ -199,7 +216,7 @@ def is_at(path: Path, descriptor: int) -> bool:
     mine = os.fstat(descriptor)
     try:
         named = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return (mine.st_dev, mine.st_ino) == (named.st_dev, named.st_ino)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from aiacc.data.account import FOLDER, SUFFIX, Account, BusyError, on_disk, records_of
 from aiacc.data.layout import Eviction
 from aiacc.data.record import CorruptRecordError
+from aiacc.data.sizes import leaves_room
 
 _HEADER = struct.Struct("<8s16sQI")
 _MAGIC = b"aiacc-d1"
@@ -149,7 +150,7 @@ class Disk:
         return self._place / name[:2] / f"{name[2:]}{SUFFIX}"
 
     def _reserve(self, size: int) -> bool:
-        missing = self._account.reserve(self._name, size, self._capacity)
+        missing = self._missing(size)
         if missing and self._evict == "lru" and size <= self._capacity:
             files = []
             for file in records_of(self._place):
@@ -158,8 +159,19 @@ class Disk:
                     files.append((found.st_mtime, on_disk(found.st_size), file.path))
             for path, bytes_there in oldest(files, max(missing, self._capacity // _AT_A_TIME)):
                 self._remove(Path(path), bytes_there)
-            missing = self._account.reserve(self._name, size, self._capacity)
+            missing = self._missing(size)
         return not missing
+
+    def _missing(self, size: int) -> int:
+        """Bytes for which there is no room; 0 if they are reserved now.
+
+        A folder may be in memory, in which others need some.
+        """
+        missing = self._account.reserve(self._name, size, self._capacity)
+        if not missing and not leaves_room(self._descriptor, size):
+            self._account.release(self._name, size)
+            return size
+        return missing
 
     def _remove(self, path: Path, size: int) -> None:
         with suppress(OSError):

@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from aiacc.data.arena import Arena
 from aiacc.data.disk import Disk
 from aiacc.data.layout import Eviction
 from aiacc.data.record import CorruptRecordError
-from aiacc.data.sizes import memory_there_is, most_memory, room_there_is
+from aiacc.data.sizes import left_free, memory_there_is, most_memory, room_there_is
 from aiacc.data.statistics import Statistics, counter_of, from_counters
 
 #: A reader that waits for another process which fetches the same sample gives up after so long.
@@ -64,10 +64,7 @@ class Store:
         self._tiers = tiers
         self._told: set[str] = set()
         self._arena = self._open_arena()
-        self._disk: Disk | None = None
-        if tiers.disk is not None:
-            folder, size = tiers.disk
-            self._disk = Disk(folder, fingerprint, size, tiers.evict, sync=tiers.sync)
+        self._disk = None if tiers.disk is None else self._open_disk(*tiers.disk)
         self._closing = weakref.finalize(self, _close, self._arena, self._disk)
         self._counted: set[str] = set()
         self._forget_threads()
@@ -325,7 +322,25 @@ class Store:
             )
             self._told.add("size")
             nothing = layout.plan(0, 0, evict)
-            return Arena(Path(tempfile.gettempdir()), name, nothing, evict)
+            try:
+                return Arena(Path(tempfile.gettempdir()), name, nothing, evict)
+            except OSError:  # nor any other file
+                return Arena(None, name, nothing, evict)
+
+    def _open_disk(self, folder: Path, size: int) -> Disk:
+        with suppress(OSError):  # of which the disk tells
+            folder.mkdir(parents=True, exist_ok=True)
+        room, is_shared = room_there_is(folder)
+        most = room - left_free(room)
+        if is_shared and size > most:
+            warnings.warn(
+                f"disk={size} is cut to {most} bytes: {folder} is in memory, and has {room} "
+                f"(expected {room - most} of them left to others, such as DataLoader workers); "
+                "give a folder on a disk",
+                stacklevel=4,
+            )
+            size = most
+        return Disk(folder, self._fingerprint, size, self._tiers.evict, sync=self._tiers.sync)
 
     def _forget_threads(self) -> None:
         self._mutex = threading.Lock()

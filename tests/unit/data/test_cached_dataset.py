@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from aiacc.data import CachedDataset, RecordError
 from aiacc.data import origin as origin_module
-from tests.unit.data.stores import FORK, failing, in_children, mapped
+from tests.unit.data.stores import FORK, failing, in_child, in_children, mapped
 from tests.unit.data.test_record import same
 
 
@@ -252,8 +252,11 @@ def test_an_origin_that_fails_for_a_while_is_asked_again(tmp_path, monkeypatch, 
     assert same(cached[4], sample_of(4))
 
 
-@pytest.mark.parametrize("folder", [None, "absent"])
-def test_without_memory_everything_is_fetched(source, tmp_path, folder):
+@pytest.mark.parametrize(
+    ("folder", "temporary"), [(None, "/tmp"), ("absent", "/tmp"), ("absent", "/nowhere")]
+)
+def test_without_memory_everything_is_fetched(source, tmp_path, folder, temporary, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", temporary)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         cached = CachedDataset(source, folder and (tmp_path / folder, "1MB"))
@@ -261,7 +264,8 @@ def test_without_memory_everything_is_fetched(source, tmp_path, folder):
     assert len(said) == bool(folder)
     assert all(text.startswith("no memory of the node is used: ") for text in said)
     assert [cached[1]["label"] for _ in range(3)] == [1, 1, 1]
-    assert (cached.statistics().fetched, cached.statistics().refused) == (3, 3)
+    assert in_child(cached.__getitem__, 1) == 0
+    assert (cached.statistics().fetched, cached.statistics().refused) == (4, 4)
     cached.close()
 
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from aiacc.data import account
+from aiacc.data import CachedDataset, account, sizes
 from aiacc.data import disk as module
 from aiacc.data.account import Account, on_disk, sets_to_remove
 from aiacc.data.disk import Disk, oldest
@@ -97,6 +97,26 @@ def test_a_disk_that_fails_is_read_but_not_written(disk, tmp_path, monkeypatch, 
     assert disk.read(key(1)) == content(1)
     assert len(records(tmp_path)) == 1  # no half of a record either
     assert_counted(tmp_path)
+
+
+@pytest.mark.parametrize("evict", ["never", "lru"])
+def test_what_others_need_of_the_file_system_in_memory_stays_free(tmp_path, monkeypatch, evict):
+    disk = open_disk(tmp_path, evict=evict)
+    assert disk.write(key(1), content(1))
+    with monkeypatch.context() as full:
+        full.setattr(module, "leaves_room", lambda *_: bytes_in(tmp_path) < 5000)
+        assert disk.write(key(2), content(2))
+        assert disk.write(key(3), content(3)) == (evict == "lru")
+    assert len(records(tmp_path)) == (1 if evict == "lru" else 2)
+    assert disk.failure is None  # there may be room again
+    assert disk.write(key(4), content(4))
+    assert_counted(tmp_path)
+    disk.close()
+    monkeypatch.setattr(sizes, "SHARED_MEMORY", tmp_path)
+    with pytest.warns(
+        UserWarning, match=r"disk=\d+ is cut to \d+ bytes: .* give a folder on a disk"
+    ):
+        CachedDataset([1], None, disk=(tmp_path, 1 << 60)).close()
 
 
 def test_a_folder_that_is_a_file_is_done_without(tmp_path):
