@@ -16,8 +16,8 @@ from aiacc.autotune import tuner
 from aiacc.bootstrap import Provider, seat
 from aiacc.bootstrap.providers import pmi
 from aiacc.collectives import handles
-from aiacc.config import horovod_variables
-from aiacc.exceptions import BootstrapError, ShutdownError
+from aiacc.config import as_set, horovod_variables
+from aiacc.exceptions import AiaccError, BootstrapError, ShutdownError
 from aiacc.horovod_variables import warning_about
 from aiacc.process_sets import (
     ProcessSet,
@@ -280,8 +280,10 @@ def _begin(
                 add_process_set(process_set)
             _shut_down_at_exit()
             _check_not_ended()
-        except BaseException:
+        except BaseException as error:
             _end()
+            if isinstance(error, AiaccError | ValueError):
+                _name_as_set(error)
             raise
         finally:
             _inside = ""
@@ -292,6 +294,14 @@ def _begin(
             observer()
     if _core.rank() == 0:
         _warn_about_horovods_variables()
+
+
+def _name_as_set(error: Exception) -> None:
+    """Let an error call the variables of the environment as the user does."""
+    aliases = {name: alias for name, alias, *_ in _core.env_table()}
+    error.args = tuple(
+        as_set(part, aliases) if isinstance(part, str) else part for part in error.args
+    )
 
 
 def _check_not_ended() -> None:

@@ -7,6 +7,7 @@ launchers leave behind, and builds the environment of child processes.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -60,6 +61,7 @@ class TorchrunEnvironment:
         return f"RANK={self.rank}, WORLD_SIZE={self.size}"
 
 
+_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _EXPLICIT = ("AIACC_RANK", "AIACC_SIZE", "HOROVOD_RANK", "HOROVOD_SIZE")
 
 
@@ -122,6 +124,8 @@ class LauncherEnvironment:
     other_mpi: MpiEnvironment | None = None
     #: As that of torchrun, of what the user has set.
     explicit_distance: int = 0
+    #: Why there is no torchrun although some of its variables divide the job; "" if none do.
+    torchrun_lack: str = ""
 
 
 def launcher_environment(
@@ -148,6 +152,7 @@ def launcher_environment(
         slurm=_slurm(environ, lineage),
         other_mpi=other_mpi,
         explicit_distance=_distance(environ, lineage, *_EXPLICIT),
+        torchrun_lack=_torchrun_lack(environ),
     )
 
 
@@ -185,6 +190,23 @@ def own_variables() -> dict[str, str]:
 
 def _beginning_with(prefix: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+
+
+def as_set(text: str, aliases: Mapping[str, str], environ: Mapping[str, str] | None = None) -> str:
+    """``text`` with the names by which variables were set, where it has others for the same.
+
+    Args:
+        text: Of an error.
+        aliases: Horovod's variable, or "", by ours, which counts before.
+        environ: Variables to read instead of those of this process.
+    """
+    given = os.environ if environ is None else environ
+
+    def name(match: re.Match[str]) -> str:
+        alias = aliases.get(match[0], "")
+        return alias if alias and given.get(alias) and not given.get(match[0]) else match[0]
+
+    return re.sub(r"\bAIACC_\w+", name, text)
 
 
 def child_environment(
@@ -226,22 +248,40 @@ def chosen_compiler(environ: Mapping[str, str] | None = None) -> list[str]:
 def _torchrun(
     variables: Mapping[str, str], lineage: Sequence[Mapping[str, str]]
 ) -> TorchrunEnvironment | None:
-    needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if any(not variables.get(name) for name in needed):
+    if any(not variables.get(name) for name in _TORCHRUN):
         return None
     rank, size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
     _check_rank("RANK", rank, "WORLD_SIZE", size)
+    port = _number(variables, "MASTER_PORT")
+    if size > 1 and not 1 <= port <= 65535:
+        raise ValueError(
+            f"[config] MASTER_PORT={port} (expected a port from 1 to 65535); set the same one on "
+            "every rank"
+        )
     return TorchrunEnvironment(
         rank=rank,
         size=size,
         local_rank=_number(variables, "LOCAL_RANK", UNKNOWN),
         local_size=_number(variables, "LOCAL_WORLD_SIZE", UNKNOWN),
         master_addr=variables["MASTER_ADDR"],
-        master_port=_number(variables, "MASTER_PORT"),
+        master_port=port,
         agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
         restart_count=_number(variables, "TORCHELASTIC_RESTART_COUNT", 0),
         run_id=variables.get("TORCHELASTIC_RUN_ID", ""),
-        distance=_distance(variables, lineage, *needed, "TORCHELASTIC_RUN_ID"),
+        distance=_distance(variables, lineage, *_TORCHRUN, "TORCHELASTIC_RUN_ID"),
+    )
+
+
+def _torchrun_lack(variables: Mapping[str, str]) -> str:
+    present = [name for name in _TORCHRUN if variables.get(name)]
+    absent = [name for name in _TORCHRUN if name not in present]
+    size = variables.get("WORLD_SIZE", "")
+    if not absent or len(present) < 2 or not size.isdecimal() or int(size) < 2:
+        return ""
+    told = ", ".join(f"{name}={variables[name]}" for name in present)
+    return (
+        f"[bootstrap] {told} without {', '.join(absent)} (expected all four, as torchrun sets "
+        "them); set the rest too, or unset WORLD_SIZE if this process shall be alone"
     )
 
 

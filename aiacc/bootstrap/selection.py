@@ -53,6 +53,8 @@ def select_provider(environment: LauncherEnvironment, config: Config) -> Provide
     explicit = _explicit(config, generation, launcher, left=left)
     if explicit is not None:
         return explicit
+    if launcher is None and environment.torchrun_lack:
+        raise BootstrapError(environment.torchrun_lack)
     leftovers = warning_about_leftovers(environment)
     if leftovers and launcher is not None and launcher.rank == 0:
         _log.warning("%s", leftovers)
@@ -233,8 +235,9 @@ def _explicit(
             "processes as AIACC_SIZE says"
         )
     divided = launcher is not None and launcher.size > 1
-    # To be alone is what a rank asks of the programs that it starts, but not of all ranks.
-    tells = rank == 0 if size > 1 else left and launcher is not None and launcher.rank == 0
+    # To be alone is what a rank asks of the programs that it starts, but not of all ranks; and none
+    # of them may be rank 0 by what the rank of another job has left to all of them.
+    tells = (rank == 0 and size > 1) or (left and launcher is not None and launcher.rank == 0)
     if contradiction and divided and tells:
         _log.warning("%s; the former counts, because AIACC_* say everything", contradiction)
     if launcher is not None and not complete and not (address or path):
