@@ -1,17 +1,19 @@
-"""Hosts and how many ranks each takes. Pure."""
+"""Hosts and how many ranks each takes."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from aiacc import _core
 
 #: Descriptors of each rank that is started here, and of what starts them.
 _FILES_OF_RANK, _OWN_FILES = 3, 32
 #: More for each core are hardly meant; the largest jobs of our tests have fewer.
 _MANY_PER_CORE = 64
-_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,12 @@ class Host:
 
     def is_local(self) -> bool:
         """Whether the name says that this is the machine itself."""
-        return self.name in _LOCAL_NAMES
+        try:
+            address = ipaddress.ip_address(self.name)
+        except ValueError:
+            return _is_own_name(self.name.lower())
+        own = {text.partition("%")[0] for _, text, *_ in _core.interface_addresses()}
+        return address.is_loopback or str(address).partition("%")[0] in own
 
 
 def parse_hosts(text: str) -> list[Host]:
@@ -120,6 +127,15 @@ def word_on(ranks: int, cores: int, files: int) -> str:
     if ranks > _MANY_PER_CORE * cores:
         return f"-np {ranks} on {cores} cores: {ranks // cores} ranks share each of them"
     return ""
+
+
+def _is_own_name(name: str) -> bool:
+    """Whether this machine calls itself so, in short or in full."""
+    host = socket.gethostname().lower()
+    if name in ("localhost", host, host.partition(".")[0]):
+        return True
+    # Asks the DNS, so only where that may make a difference.
+    return name.partition(".")[0] == host.partition(".")[0] and name == socket.getfqdn().lower()
 
 
 def _is_ipv6(name: str) -> bool:
