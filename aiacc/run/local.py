@@ -24,6 +24,8 @@ from aiacc.run.streams import Streams
 Environment = Callable[[int, str, str], Mapping[str, str]]
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: Mean what the ranks make of them: a checkpoint, as before a job is preempted, stacks to print.
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 _PR_SET_PDEATHSIG = 1
 _REMEDIES = {
     errno.EAGAIN: "; raise the limit of processes (ulimit -u, or pids.max of the container), or "
@@ -62,6 +64,11 @@ class Rank:
         """Send a signal to the process and everything that it started in its session."""
         with suppress(ProcessLookupError, PermissionError):  # all of them may have ended
             os.killpg(self.process.pid, number)
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal to the process alone: workers that it has started would die of it."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(self.process.pid, number)
 
     def close(self) -> None:
         """Kill what is left of the session."""
@@ -269,6 +276,10 @@ class Job:
 
     def _on_signals(self, numbers: bytes) -> None:
         for number in numbers:
+            if number in _PASSED_ON:
+                for rank in self._ranks:
+                    if not rank.ended:
+                        rank.pass_on(number)
             if number not in _FORWARDED:
                 continue
             if not self._starting and all(
@@ -335,8 +346,8 @@ def run_local(
     The first rank that fails decides the result; the others are asked to end by SIGTERM and killed
     after ``grace_s`` seconds. If its error only says that it has lost another one, that one has as
     long to end by itself before. SIGINT, SIGTERM and SIGHUP go on to the ranks unless this process
-    ignores them, a second SIGINT kills them. Whatever the ranks started in their sessions is killed
-    at the end.
+    ignores them, a second SIGINT kills them; so do SIGUSR1, SIGUSR2 and SIGQUIT, which end no job
+    by themselves. Whatever the ranks started in their sessions is killed at the end.
 
     With an ``output_folder`` rank N writes to the files ``rank.N/stdout`` and ``stderr`` in it.
 
@@ -395,7 +406,8 @@ def forwarded_signals() -> Iterator[socket.socket]:
     old_wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     # What is ignored stays so, here and in the ranks: nohup, and a shell in a script for what it
     # starts by "&", mean the whole job.
-    heard = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    numbers = (*_FORWARDED, *_PASSED_ON)
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     old = {number: signal.signal(number, lambda *_: None) for number in heard}
     try:
         yield reader

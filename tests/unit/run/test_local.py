@@ -142,6 +142,31 @@ def test_signals_go_on_to_the_ranks(number, code):
         os.close(rank)
 
 
+HANDLES = """
+import signal, subprocess, sys
+numbers = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT}
+child = subprocess.Popen(["sleep", "60"])
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+print("ready", flush=True)
+for _ in numbers: print(signal.sigwait(numbers), flush=True)
+sys.exit(child.poll() is not None)
+"""
+
+
+def test_a_signal_that_asks_for_no_end_reaches_ranks_and_not_what_they_started():
+    with aiaccrun(2, HANDLES, text=True) as job:
+        for number in ("ready", signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
+            if number != "ready":
+                job.send_signal(number)
+            assert [job.stdout.readline() for _ in range(2)] == [f"{number}\n"] * 2
+        assert (job.communicate(), job.returncode) == (("", ""), 0)
+    with aiaccrun(2, PRINT_PID, text=True) as job:
+        assert [job.stdout.readline() != "" for _ in range(2)] == [True] * 2
+        job.send_signal(signal.SIGUSR1)
+        assert "ended with signal SIGUSR1" in job.communicate()[1]
+    assert job.returncode == 128 + signal.SIGUSR1
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
 def test_signals_that_the_launcher_is_to_ignore_are_ignored_by_the_job(number):
     # nohup's, for one; a read of stdin, which ends with the pipe, is where rank 0 waits.
