@@ -120,9 +120,9 @@ def word_on(ranks: int, cores: int, files: int) -> str:
     room = (files - _OWN_FILES) // _FILES_OF_RANK
     if files and ranks > room:
         raise ValueError(
-            f"-np {ranks} on this machine (expected at most {room}, by {files} open files, "
-            f"{_FILES_OF_RANK} for each rank); raise that (ulimit -n), start fewer ranks, or use "
-            "more hosts (--mpi)"
+            f"-np {ranks} on this machine (expected at most {max(0, room)}, by {files} open "
+            f"files, {_OWN_FILES} and {_FILES_OF_RANK} for each rank); raise that (ulimit -n), "
+            "start fewer ranks, or use more hosts (--mpi)"
         )
     if ranks > _MANY_PER_CORE * cores:
         return f"-np {ranks} on {cores} cores: {ranks // cores} ranks share each of them"

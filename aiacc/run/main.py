@@ -29,8 +29,11 @@ from aiacc.run.command import (
 from aiacc.run.hosts import Host, parse_hostfile, parse_hosts, take, word_on
 from aiacc.run.ignored import message_about
 from aiacc.run.local import run_local
-from aiacc.run.options import check_profile, check_timeline, parser, settings_of
+from aiacc.run.options import check_output, check_profile, check_timeline, parser, settings_of
 from aiacc.run.programs import choose_mpi_launcher, mpi_launchers, resolve_command
+
+#: What `os.getcwd` means by an error that names no file.
+_FOLDER_GONE = "the current folder was removed (expected one that is there); change to another"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _merge_timelines(options)
         return _run(options)
     except (ValueError, OSError) as error:
-        _say(str(error))
+        is_gone = isinstance(error, FileNotFoundError) and error.filename is None
+        _say(_FOLDER_GONE if is_gone else str(error))
         return 2
     except KeyboardInterrupt:  # later `run_local` gives signals to the ranks
         return 128 + signal.SIGINT
@@ -136,6 +140,7 @@ def _launch_of(options: argparse.Namespace) -> Launch:
             "--output-filename without aiaccrun's own ranks; give mpirun's option for it by "
             "--mpi-args, or leave out --mpi and --torchrun"
         )
+    check_output(options.output_filename or "")
     hosts = _hosts_of(options)
     ranks = options.num_proc
     if ranks is None:
@@ -166,8 +171,17 @@ def _launch_of(options: argparse.Namespace) -> Launch:
             **(as_horovod(child_environment({})) if options.as_horovod else {}),
         },
         as_horovod=options.as_horovod,
-        extra_arguments=tuple(shlex.split(options.mpi_args or "")) if options.mpi else (),
+        extra_arguments=_mpi_arguments(options.mpi_args or "") if options.mpi else (),
     )
+
+
+def _mpi_arguments(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ValueError(
+            f"--mpi-args {text!r}: {error} (expected arguments as in a shell); close what is open"
+        ) from error
 
 
 def _become_netcheck(options: argparse.Namespace) -> None:
@@ -191,7 +205,12 @@ def _hosts_of(options: argparse.Namespace) -> list[Host]:
     if options.hosts:
         return parse_hosts(options.hosts)
     if options.hostfile:
-        return parse_hostfile(Path(options.hostfile).read_text())
+        try:  # Windows begins a file with a mark
+            return parse_hostfile(Path(options.hostfile).read_text("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"hostfile {options.hostfile}: {error} (expected text in UTF-8); write names in it"
+            ) from error
     return []
 
 

@@ -163,6 +163,23 @@ def _may_replace(path: Path) -> bool:
     return True
 
 
+def check_output(folder: str) -> None:
+    """Raise ValueError unless folders of ranks can be made in ``folder``, or in what it will be."""
+    path = Path(folder)
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    if folder and not path.is_dir():
+        raise ValueError(
+            f"output folder {folder}: {path} is no folder (expected one, or a name for a new one); "
+            "give another --output-filename"
+        )
+    if folder and not os.access(path, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"output folder {folder}: {path} (expected a folder that can be written); give another "
+            "--output-filename"
+        )
+
+
 def check_timeline(file: str) -> None:
     """Raise ValueError unless ranks of this host will be able to write their timelines."""
     folder = Path(file).parent
