@@ -143,16 +143,21 @@ def candidates(library: str, flavour: MpiFlavour) -> list[str]:
 def lack_of_memory(mpi: MpiEnvironment | None, lanes: int) -> str:
     """Why this host has too little shared memory for MPI with so many lanes, or "".
 
-    MPICH does not ask before it uses the memory, and then a signal ends the process. If MPI is
-    initialised already, its memory is taken.
+    MPICH does not ask before it uses the memory, and then a signal ends the process; without any it
+    aborts, where Open MPI takes another folder. If MPI is initialised already, its memory is taken.
     """
     if mpi is None or next(initialized_mpis(), None) is not None:
         return ""
+    ranks = mpi.size if mpi.local_size == UNKNOWN else mpi.local_size
+    if mpi.flavour == "mpich" and ranks > 1 and not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
+        return (
+            f"{SHARED_MEMORY} cannot be written, or is not there (expected a folder in memory for "
+            f"MPICH with {ranks} ranks here); mount a tmpfs there (docker run --shm-size=1g)"
+        )
     try:
         system = os.statvfs(SHARED_MEMORY)
     except OSError:
         return ""
-    ranks = mpi.size if mpi.local_size == UNKNOWN else mpi.local_size
     across = 0 if ranks == mpi.size else lanes
     return memory_problem(mpi.flavour, ranks, across, system.f_bavail * system.f_frsize)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from aiacc import _core, mpi_library
+from aiacc.config import UNKNOWN, MpiEnvironment
 from tests.support.programs import ROOT, run_program
 
 
@@ -124,6 +125,18 @@ def test_little_shared_memory_is_found_before_mpi_finds_it(flavour, ranks, lanes
         assert f"/dev/shm has {free // MIB} MiB left" in problem
         assert "--shm-size" in problem
         assert ("AIACC_LANES" in problem) == (lanes > 1)
+
+
+@pytest.mark.parametrize("flavour", ["mpich", "openmpi"])
+@pytest.mark.parametrize(("size", "folder"), [(2, "none"), (2, "."), (1, "none")])
+def test_no_shared_memory_is_found_before_mpich_finds_it(
+    flavour, size, folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(mpi_library, "SHARED_MEMORY", str(tmp_path / folder))
+    mpi = MpiEnvironment(flavour, 0, size, 0, size, UNKNOWN, "")
+    problem = mpi_library.lack_of_memory(mpi, 4)
+    expected = flavour == "mpich" and size > 1 and folder == "none"
+    assert ("none cannot be written" in problem) == bool(problem) == expected
 
 
 def _device(root, name, verbs, state="4: ACTIVE"):
