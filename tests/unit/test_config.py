@@ -55,26 +55,14 @@ def test_mpirun(variables, expected):
     assert config.launcher_environment(given(variables)).mpi == expected
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        *("RANK='one'", "MASTER_PORT='http'", "RANK=4 ", "WORLD_SIZE=0 "),
-        *(f"MASTER_PORT={port} " for port in (70000, -1, 0)),
-    ],
-)
+BAD = ["RANK='one'", "MASTER_PORT='http'", "MASTER_PORT=70000", "MASTER_PORT=0", "RANK=4"]
+
+
+@pytest.mark.parametrize("said", [*BAD, "WORLD_SIZE=0"])
 def test_bad_number_is_named(said):
     name, value = said.split("=")
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=f"{said} "):
         config.launcher_environment({**TORCHRUN, name: value.strip("' ")})
-
-
-def test_variables_are_called_as_the_user_has_set_them():
-    aliases = {"AIACC_IFACE": "HOROVOD_GLOO_IFACE", "AIACC_ADDR": ""}
-    text = "AIACC_IFACE=x AIACC_IFACES AIACC_ADDR"
-    alias = {"HOROVOD_GLOO_IFACE": "x"}
-    said = config.as_set(text, aliases, alias)
-    assert said == "HOROVOD_GLOO_IFACE=x AIACC_IFACES AIACC_ADDR"
-    assert config.as_set(text, aliases, {**alias, "AIACC_IFACE": "x"}) == text
 
 
 def test_child_environment_cache_and_compiler():
@@ -173,11 +161,6 @@ def test_only_one_rank_warns():
         # As the user has called them.
         ("HOROVOD_RANK=0", BootstrapError, " HOROVOD_RANK is set without AIACC_SIZE"),
         ("HOROVOD_RANK=0 AIACC_SIZE=0", BootstrapError, " HOROVOD_RANK=0 and AIACC_SIZE=0"),
-        (
-            "RANK=0 WORLD_SIZE=2 MASTER_ADDR=a",
-            BootstrapError,
-            "WORLD_SIZE=2, .* without MASTER_PORT",
-        ),
     ],
 )
 def test_an_error_at_the_start_names_variables(monkeypatch, variables, error, text):

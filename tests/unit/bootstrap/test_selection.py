@@ -162,19 +162,8 @@ def test_what_providers_have_been_told():
         (TORCHRUN, {"size": 5}, r"AIACC_SIZE=5, but torchrun \(WORLD_SIZE, RANK\) says 2"),
         (SLURM, {"size": 5}, "AIACC_SIZE=5, but srun says 4 processes"),
         (HYDRA, {"size": 2, "addr": "a:1"}, "AIACC_SIZE is set without AIACC_RANK"),
-        *(
-            (
-                {n: v for n, v in TORCHRUN.items() if n not in lacks},
-                {},
-                f"without {', '.join(lacks)}",
-            )
-            for lacks in (
-                ["MASTER_ADDR"],
-                ["MASTER_PORT"],
-                ["MASTER_ADDR", "MASTER_PORT"],
-                ["RANK"],
-            )
-        ),
+        (given("RANK=0 WORLD_SIZE=2"), {}, "WORLD_SIZE=2 without MASTER_ADDR, MASTER_PORT"),
+        (given("WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1"), {}, "MASTER_PORT=1 without RANK"),
     ],
 )
 def test_settings_that_cannot_work_or_contradict_the_launcher(variables, settings, text):
@@ -182,20 +171,15 @@ def test_settings_that_cannot_work_or_contradict_the_launcher(variables, setting
         choose(variables, **settings)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_complete_settings_count_and_rank_0_says_so(rank, caplog):
-    choose(HYDRA, rank=rank, size=4, addr="127.0.0.1:1")
+@pytest.mark.parametrize(
+    ("is_left", "of_mpi", "rank"), [(0, 1, 0), (0, 1, 1), (1, 0, 1), (1, 1, 1)]
+)
+def test_complete_settings_count_and_one_rank_says_so(is_left, of_mpi, rank, caplog):
+    left = given("AIACC_RANK=1 AIACC_SIZE=4") if is_left else {}  # by a rank of aiaccrun
+    launcher = HYDRA | left | {"PMI_RANK": str(of_mpi)}
+    choose(launcher, [launcher, left] * is_left, rank=rank, size=4, addr="127.0.0.1:1")
     said = "AIACC_SIZE=4, but mpirun says 2 processes; the former counts" in caplog.text
-    assert said == bool(caplog.text) == (rank == 0)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_what_a_rank_of_aiaccrun_has_left_to_mpirun_is_said(rank, caplog):
-    left = {"AIACC_RANK": "1", "AIACC_SIZE": "2"}
-    launcher = HYDRA | {"PMI_RANK": str(rank), "PMI_SIZE": "3"}
-    choose(launcher | left, [launcher | left, left], rank=1, size=2, addr="127.0.0.1:1")
-    said = "AIACC_SIZE=2, but mpirun says 3 processes; the former counts" in caplog.text
-    assert said == (rank == 0)
+    assert said == bool(caplog.text) == ((of_mpi if is_left else rank) == 0)
 
 
 @pytest.mark.parametrize("name", ["AIACC", "HOROVOD"])

