@@ -163,7 +163,7 @@ def test_only_one_rank_warns():
         ("HOROVOD_RANK=0 AIACC_SIZE=0", BootstrapError, " HOROVOD_RANK=0 and AIACC_SIZE=0"),
     ],
 )
-def test_an_error_at_the_start_names_variables(monkeypatch, variables, error, text):
+def test_typos_are_part_of_an_error(monkeypatch, variables, error, text):
     for name, value in given(variables).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(error, match=text):
