@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+import copy
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -105,7 +108,8 @@ def _broadcast_tensors(named: list[tuple[Any, torch.Tensor]], root_rank: int) ->
             tensor.copy_(sent)
 
 
-class _Tensor(NamedTuple):
+@dataclass(frozen=True)
+class _Tensor:
     """Stands for a tensor while the structure around it travels."""
 
     shape: tuple[int, ...]
@@ -134,7 +138,8 @@ def broadcast_optimizer_state(
 
     Raises:
         TypeError: An argument of a wrong type.
-        ValueError: The optimizer is LBFGS, or has other parameter groups than the root's.
+        ValueError: The optimizer is LBFGS; on every rank if that of one is of another class or has
+            other parameter groups than the root's, or one cannot send or load the state.
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
     arguments.check(
@@ -151,24 +156,66 @@ def broadcast_optimizer_state(
         _add_gradients(optimizer, model)
     is_root = _core.rank() == root_rank
     tensors: list[torch.Tensor] = []
-    own = optimizer.state_dict() if is_root else None
-    sent: Any = _take_tensors(own, tensors)
-    named = [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
-    found = sent, _problem_of(named)
-    state, problem = broadcast_object(found, root_rank, name="optimizer_state")
-    if problem:  # which every rank is told
-        raise ValueError(f"state of an optimizer on rank {root_rank}: {problem}")
-    if not is_root:
-        # Of the decoupled schedule a rank may have no part of a group.
-        first = next(p for group in optimizer.param_groups for p in group["params"])
-        state = _put_tensors(state, tensors, first)
-    named = [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
+    own = sent = None
+    with _shared("pack"):
+        if is_root:
+            own = optimizer.state_dict()
+            sent = _kind_of(optimizer), _take_tensors(own, tensors)
+            if problem := _problem_of(_numbered(tensors)):
+                raise ValueError(problem)
+    with _shared("take"):
+        kind, state = broadcast_object(sent, root_rank, name="optimizer_state")
+        if kind != _kind_of(optimizer):
+            raise ValueError(
+                f"{_kind_of(optimizer)} (expected {kind}, as on rank {root_rank}); make the same "
+                "optimizer, with the same parameters in its groups, on every rank"
+            )
+        if not is_root:
+            # Of the decoupled schedule a rank may have no part of a group.
+            first = next(p for group in optimizer.param_groups for p in group["params"])
+            state = _put_tensors(state, tensors, first)
     with torch.no_grad():
-        _broadcast_tensors(named, root_rank)
+        _broadcast_tensors(_numbered(tensors), root_rank)
+    with _shared("load"):
+        if isinstance(optimizer, DecoupledDistributed):
+            optimizer.load_state_dict(state if own is None else own)
+        elif not is_root:
+            _load_in_place(optimizer, state)
+
+
+def _numbered(tensors: list[torch.Tensor]) -> list[tuple[Any, torch.Tensor]]:
+    return [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
+
+
+def _kind_of(optimizer: torch.optim.Optimizer) -> str:
+    """What has to be the same on all ranks."""
     if isinstance(optimizer, DecoupledDistributed):
-        optimizer.load_state_dict(state if own is None else own)
-    elif not is_root:
-        _load_in_place(optimizer, state)
+        return type(optimizer).__name__  # whose groups are of this rank's part
+    sizes = ", ".join(str(len(group["params"])) for group in optimizer.param_groups)
+    return f"{type(optimizer).__name__} with groups of {sizes} parameters"
+
+
+@contextlib.contextmanager
+def _shared(what: str) -> Iterator[None]:
+    """Let an error of one rank be one on every rank, which would wait or go on without it.
+
+    Collective: every rank, with the same ``what``.
+    Blocks: until all ranks have left the context.
+
+    Raises:
+        ValueError: Another error than a `CollectiveError`, which all ranks have anyway, on a rank.
+    """
+    error = None
+    try:
+        yield
+    except CollectiveError:
+        raise
+    except Exception as caught:  # whatever a class of an optimizer or of its state raises
+        error = caught
+    said = error and (str(error) if type(error) is ValueError else repr(error))
+    for rank, text in enumerate(allgather_object(said, name=f"optimizer_state.{what}")):
+        if text is not None:
+            raise ValueError(f"state of an optimizer on rank {rank}: {text}") from error
 
 
 def _add_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
@@ -184,27 +231,55 @@ def _add_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | No
 
 
 def _load_in_place(optimizer: torch.optim.Optimizer, received: dict[str, Any]) -> None:
-    """`load_state_dict` that keeps the dictionaries of ``optimizer`` and the received dtypes."""
-    with kept_shared(optimizer):
-        optimizer.load_state_dict(received)
+    """`load_state_dict` that keeps the dictionaries of ``optimizer`` and what was received.
+
+    Loading casts tensors to the parameter's dtype, and makes anything that has elements anew of
+    a generator of them, which texts, ranges, arrays and named tuples do not survive. So it gets
+    tensors and plain values.
+    """
+    state = received.get("state", {})  # a class may have its own form
     numbers = [number for group in received["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    own = {number: state[number] for number in numbers if isinstance(state.get(number), dict)}
+    shown = {
+        number: {name: value for name, value in entries.items() if _survives(value)}
+        for number, entries in own.items()
+    }
+    if own:
+        received = {**received, "state": {**state, **shown}}
+    with kept_shared(optimizer):
+        optimizer.load_state_dict(received)
     for number, parameter in zip(numbers, parameters, strict=True):
-        for name, value in received["state"].get(number, {}).items():
-            if isinstance(value, torch.Tensor):  # loading has cast it to the parameter's dtype
-                optimizer.state[parameter][name] = value
+        if number in own:
+            loaded = optimizer.state[parameter]
+            entries = {  # in the order of the root
+                name: loaded.pop(name, value) if _is_plain(value) else value
+                for name, value in own[number].items()
+            }
+            rest = {name: value for name, value in loaded.items() if name not in entries}
+            loaded.clear()
+            loaded.update(entries | rest)
+
+
+def _survives(value: Any) -> bool:
+    """Whether torch's `load_state_dict` takes ``value``, if perhaps in another dtype."""
+    return isinstance(value, torch.Tensor) or _is_plain(value)
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, Iterable)
 
 
 def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """``value`` with a `_Tensor` in the place of every tensor, which is appended to ``tensors``."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return _Tensor(tuple(value.shape), value.dtype, device_of(value) < 0)
-    if isinstance(value, dict):
-        return {key: _take_tensors(entry, tensors) for key, entry in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)([_take_tensors(entry, tensors) for entry in value])
-    return value
+
+    def take(entry: Any) -> Any:
+        if not isinstance(entry, torch.Tensor):
+            return entry
+        tensors.append(entry)
+        return _Tensor(tuple(entry.shape), entry.dtype, device_of(entry) < 0)
+
+    return _mapped(value, take)
 
 
 def _put_tensors(value: Any, tensors: list[torch.Tensor], parameter: torch.Tensor) -> Any:
@@ -212,15 +287,31 @@ def _put_tensors(value: Any, tensors: list[torch.Tensor], parameter: torch.Tenso
 
     What is on a device of the root comes to the device of ``parameter`` here.
     """
-    if isinstance(value, _Tensor):
+
+    def put(entry: Any) -> Any:
+        if not isinstance(entry, _Tensor):
+            return entry
         tensors.append(
-            torch.empty(value.shape, dtype=value.dtype, device="cpu")
-            if value.on_host
-            else parameter.new_empty(value.shape, dtype=value.dtype, requires_grad=False)
+            torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
+            if entry.on_host
+            else parameter.new_empty(entry.shape, dtype=entry.dtype, requires_grad=False)
         )
         return tensors[-1]
+
+    return _mapped(value, put)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """``value`` with changed entries, at any depth, in containers of the same classes."""
     if isinstance(value, dict):
-        return {key: _put_tensors(entry, tensors, parameter) for key, entry in value.items()}
+        made = copy.copy(value)
+        for key, entry in value.items():
+            made[key] = _mapped(entry, change)
+        return made
+    if isinstance(value, deque):
+        return deque([_mapped(entry, change) for entry in value], value.maxlen)
+    if isinstance(value, tuple) and hasattr(value, "_make"):  # named
+        return value._make([_mapped(entry, change) for entry in value])
     if type(value) in (list, tuple):
-        return type(value)([_put_tensors(entry, tensors, parameter) for entry in value])
-    return value
+        return type(value)([_mapped(entry, change) for entry in value])
+    return change(value)

@@ -6,8 +6,12 @@ That training is the same in every situation is in test_optimizer_situations.py.
 import copy
 import inspect
 import os
+import re
+from collections import defaultdict, deque
 from functools import partial
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -168,6 +172,52 @@ def test_state_that_is_no_tensor_is_broadcast_and_loaded(kind):
     for options in ({},) if sparse else ({}, {"op": hvd.Adasum}, {"schedule": "decoupled"}):
         recipe = Recipe(partial(_model, kind.__name__), kind, _loss)
         compare(steps, recipe, exactly=not sparse, **options)
+
+
+class _Pair(NamedTuple):
+    rows: torch.Tensor
+    phase: str
+
+
+class _Unloadable:
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+@on_ranks(2)
+def test_any_state_is_broadcast_as_it_is_or_all_ranks_are_told():
+    rank, weight = hvd.rank(), nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    master, rows = torch.full((2,), 1 + 2**-20), torch.tensor([1, 2])
+    odd = {
+        **{"phase": "warm", "step": 3, "rows": [rows], "mask": (torch.tensor([True, False]),)},
+        **{"in": {"master": master}, "array": np.arange(3), "range": range(3), "none": None},
+        "pair": _Pair(rows, "x"),
+        "last": deque([master], maxlen=3),
+        "lists": defaultdict(list, a=[rows]),
+    }
+    optimizer = _Counting([weight])
+    if rank == 0:
+        optimizer.state[weight].update(odd)
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    assert repr(optimizer.state[weight]) == repr(odd)
+
+    def of_size(*sizes, kind=torch.optim.SGD):
+        return kind([{"params": [nn.Parameter(torch.ones(1)) for _ in range(n)]} for n in sizes])
+
+    unloadable = of_size(1)
+    unloadable.state["all"]["entry"] = _Unloadable()
+    lost = _LoadsInPlace([nn.Parameter(torch.ones(1))])
+    if rank == 1:
+        lost.load_state_dict = {}.__getitem__
+    for differing, said in {
+        of_size(4) if rank else of_size(2): "SGD with groups of 4 parameters (expected SGD with g",
+        of_size(1, 3) if rank else of_size(3, 1): "SGD with groups of 1, 3 parameters (expected",
+        of_size(1, kind=torch.optim.Adam if rank else torch.optim.SGD): "Adam with groups of 1",
+        unloadable: "invalid literal",
+        lost: "unhashable type",
+    }.items():
+        with pytest.raises(ValueError, match=f"rank 1: .*{re.escape(said)}"):
+            hvd.broadcast_optimizer_state(differing, 0)
 
 
 # --- gradients that travel in less precision
