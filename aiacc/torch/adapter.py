@@ -40,6 +40,7 @@ SUMMED: Carriers = {dtype: carrier for dtype, carrier in MOVED.items() if dtype.
 #: For other reductions.
 REDUCED: Carriers = {}
 
+_increment_version = torch.autograd.graph.increment_version
 LOWEST_ADDRESS = _core.LOWEST_ADDRESS
 #: What a tensor that has such an attribute keeps elsewhere, and how to get at that.
 _WRAPPERS = {
@@ -251,6 +252,18 @@ def check_overwritten(tensor: torch.Tensor, what: str) -> None:
             f"[torch] {what}: tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} "
             "(expected memory for each element, to be written); use tensor.contiguous()"
         )
+
+
+def count_write(tensor: torch.Tensor) -> None:
+    """Let autograd know that ``tensor`` is written to, as it knows of functions of torch.
+
+    A backward pass that needs what was there is then refused, and so is a step with a gradient that
+    had left.
+    """
+    try:  # noqa: SIM105 - costs a tenth of `suppress`
+        _increment_version(tensor)
+    except RuntimeError:  # of inference mode, so that it has no version; only older torch minds
+        pass
 
 
 def plain(tensor: torch.Tensor, what: str) -> torch.Tensor:

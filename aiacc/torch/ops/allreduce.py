@@ -17,6 +17,7 @@ from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adapter import (
     DTYPE_CODES,
     LOWEST_ADDRESS,
+    count_write,
     device_and_stream_of,
     refusal,
     tensor_of,
@@ -88,6 +89,7 @@ def allreduce_async_(
         given = {"name": name, "op": op, "prescale_factor": prescale_factor}
         given["postscale_factor"] = postscale_factor
         raise arguments.explained(error, given) from None
+    count_write(tensor)
     pending[handle] = (wait, (tensor,), tensor, None)
     return handle
 
@@ -219,7 +221,8 @@ def allreduce_(
 ) -> torch.Tensor:
     """Reduce ``tensor`` over all ranks in place and return it.
 
-    Arguments and errors are those of `allreduce`; autograd does not see the change.
+    Arguments and errors are those of `allreduce`. Autograd counts the change
+    as a write, but has no gradient of it.
     """
     if average is not None:
         op = resolve_op(average, op)
@@ -272,6 +275,7 @@ def _start_compressed(
     view_of(tensor, label_of("allreduce", name))
     (sent,), restore, wire = to_send(compression, [tensor], op)
     handle = _start(sent, sent, name, op, prescale_factor, postscale_factor, process_set, wire)
+    count_write(tensor)
 
     def result(_: int) -> torch.Tensor:
         if restore is not None:

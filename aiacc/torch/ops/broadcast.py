@@ -11,7 +11,7 @@ from aiacc.collectives import submission
 from aiacc.collectives.handles import pending
 from aiacc.collectives.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set
-from aiacc.torch.adapter import MOVED, tensor_of, view_of, wait
+from aiacc.torch.adapter import MOVED, count_write, tensor_of, view_of, wait
 from aiacc.torch.ops.autograd import apply, grad_name
 from aiacc.torch.ops.grouped_allreduce import averages_of_gradients
 
@@ -34,6 +34,7 @@ def broadcast_async_(
     source = view_of(tensor, label_of("broadcast", name), MOVED)
     prepared = submission.broadcast(name, *source.spec, root_rank, process_set)
     handle = prepared.start(source.address, source.address, source.stream)
+    count_write(tensor)  # on the root too, so that all ranks are told of the same mistake
     pending[handle] = (wait, (tensor,), tensor, None)
     return handle
 
@@ -85,7 +86,8 @@ def broadcast_(
 ) -> torch.Tensor:
     """Overwrite ``tensor`` with that of ``root_rank`` and return it.
 
-    Arguments and errors are those of `broadcast`; autograd does not see the change.
+    Arguments and errors are those of `broadcast`. Autograd counts the change
+    as a write, but has no gradient of it.
     """
     return tensor_of(broadcast_async_(tensor, root_rank, name, process_set))
 

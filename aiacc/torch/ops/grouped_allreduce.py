@@ -13,7 +13,7 @@ from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average, check_gradient_op, resolve_op
 from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.process_sets import ProcessSet, global_process_set
-from aiacc.torch.adapter import REDUCED, SUMMED, Carriers, wait
+from aiacc.torch.adapter import REDUCED, SUMMED, Carriers, count_write, wait
 from aiacc.torch.compression.compressors import Compression, Compressor, compressor_of
 from aiacc.torch.compression.encode import to_send
 from aiacc.torch.compression.wire_format import wire_of
@@ -68,8 +68,12 @@ def grouped_allreduce_async_(
     group = group_of(tensors, "grouped_allreduce", name)
     rest = (name, op, prescale_factor, postscale_factor, process_set)
     if compression is not Compression.none:
-        return _reduce_compressed(group, compression, *rest)
-    return _reduce(group, group, *rest)
+        handle = _reduce_compressed(group, compression, *rest)
+    else:
+        handle = _reduce(group, group, *rest)
+    for tensor in group:
+        count_write(tensor)
+    return handle
 
 
 def grouped_allreduce_async(
@@ -149,7 +153,8 @@ def grouped_allreduce_(
 ) -> Tensors:
     """Reduce ``tensors`` over all ranks in place and return the list of them.
 
-    Arguments and errors are those of `grouped_allreduce`; autograd does not see the change.
+    Arguments and errors are those of `grouped_allreduce`. Autograd counts the
+    change as a write, but has no gradient of it.
     """
     op = resolve_op(average, op)
     handle = grouped_allreduce_async_(

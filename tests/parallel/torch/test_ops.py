@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -178,6 +179,32 @@ def _second_derivatives():
             torch.testing.assert_close(x.grad, xs[rank].grad, msg=lambda m, n=name: f"{n}: {m}")
 
 
+def _writes_are_counted():
+    for number, change in enumerate(
+        (
+            lambda t: hvd.allreduce_(t, op=hvd.Sum),
+            lambda t: hvd.allreduce_(t, compression=hvd.Compression.bf16),
+            lambda t: hvd.synchronize(hvd.allreduce_async_(t)),
+            lambda t: hvd.grouped_allreduce_([t]),
+            lambda t: hvd.grouped_allreduce_([t], compression=hvd.Compression.bf16),
+            lambda t: hvd.broadcast_(t, 0),
+            lambda t: hvd.broadcast_parameters([t], hvd.size() - 1),
+        )
+    ):
+        leaf = torch.ones(2, requires_grad=True)
+        root = torch.sqrt(leaf * (hvd.rank() + 1))  # whose gradient needs it
+        change(root.detach())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            root.sum().backward()
+        with torch.inference_mode():
+            made = torch.full((2,), float(number))
+        assert change(made) is None or made.shape == (2,)
+        before = leaf._version
+        for call in (hvd.allreduce, hvd.allgather, partial(hvd.broadcast, root_rank=0)):
+            call(leaf)
+        assert leaf._version == before
+
+
 def _models():
     size, rank = hvd.size(), hvd.rank()
     torch.manual_seed(rank)
@@ -344,6 +371,7 @@ def test_every_operation():
     operations.check_bool_has_no_average(FRONT)
     _gradients()
     _second_derivatives()
+    _writes_are_counted()
     _models()
     _optimizer_states()
     _gradients_without_state()

@@ -197,11 +197,11 @@ def _a_step_of_gradients_that_are_not_reduced_is_refused(make):
     return training
 
 
-def _a_write_to_data_is_refused_once_it_has_left(make):
+def _a_write_is_refused_once_it_has_left(write, make):
     def writes(training):
         training.backward(0)
         for parameter in training.model.parameters():
-            parameter.grad.data.clamp_(-1e-3, 1e-3)
+            write(parameter.grad)
         training.step()
 
     training = make()
@@ -318,7 +318,11 @@ GUARANTEES = [
     partial(_gradients_dropped_once_they_have_left_are_refused, nn.Module.zero_grad),
     partial(_gradients_dropped_once_they_have_left_are_refused, _drop_one),
     _a_step_of_gradients_that_are_not_reduced_is_refused,
-    _a_write_to_data_is_refused_once_it_has_left,
+    partial(_a_write_is_refused_once_it_has_left, lambda g: g.data.clamp_(-1e-3, 1e-3)),
+    partial(
+        _a_write_is_refused_once_it_has_left,
+        lambda g: hvd.allreduce_(g if g.is_contiguous() else g.t()),
+    ),
     _clipping_by_param_groups_is_that_of_all_ranks_or_refused,
     _attributes_are_read_by_one_rank_alone,
     _passes_of_an_unfinished_window_are_forgotten,
