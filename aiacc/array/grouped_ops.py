@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,6 +21,7 @@ from aiacc.array.exchange_ops import scattered_output
 from aiacc.collectives import submission
 from aiacc.collectives.handles import pending, synchronize
 from aiacc.collectives.labels import label_of
+from aiacc.collectives.memory import check_apart
 from aiacc.collectives.reduce_ops import Average, check_scatter_op, resolve_op
 from aiacc.process_sets import ProcessSet, global_process_set
 
@@ -66,13 +68,17 @@ def grouped_allreduce_async_(
     """Start reducing several arrays in place, as one operation.
 
     Arguments and errors are those of `grouped_allreduce_async`. Leave the arrays, which have to be
-    writable, alone until `synchronize` returns the list of them.
+    writable and to share no memory, alone until `synchronize` returns the list of them.
     """
     arguments.check({"tensors": tensors})
     op = resolve_op(average, op)
     given = list(tensors)
     group = _group_of(given, "grouped_allreduce", name, writable=True)
     addresses = tuple(source.address for source in group)
+    sizes = (math.prod(source.shape) * source.dtype.itemsize for source in group)
+    check_apart(
+        zip(addresses, sizes, strict=True), f"[array] {label_of('grouped_allreduce', name)}"
+    )
     return _reduce(
         group, addresses, given, name, op, prescale_factor, postscale_factor, process_set
     )

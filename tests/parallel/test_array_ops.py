@@ -142,6 +142,10 @@ REFUSED = [
     (lambda: hvd.alltoall(np.float32(1)), "without dimensions"),
     (lambda: hvd.alltoall(np.arange(2), np.ones(2, np.int64)), r"int64.*splits\.astype"),
     (lambda: hvd.grouped_allgather([]), "empty list"),
+    (
+        lambda: hvd.grouped_allreduce_([np.ones(0), (rows := np.ones((3, 2)))[1:], rows[:2]]),
+        "tensors 1 and 2 share memory",
+    ),
 ]
 REFUSED_BY_TYPE = [
     (lambda: hvd.allreduce({}), r"dict.*allgather_object"),

@@ -425,7 +425,7 @@ def check_bool_has_no_average(front: Frontend) -> None:
     for verb, given in (
         *(("allreduce", true), ("allreduce_", true), ("reducescatter", true)),
         *(("allreduce_async", true), ("allreduce_async_", true)),
-        *(("grouped_allreduce", [ones, true]), ("grouped_allreduce_async_", [true, true])),
+        *(("grouped_allreduce", [ones, true]), ("grouped_allreduce_async_", [ones, true])),
     ):
         if not hasattr(hvd, verb) or (verb.endswith("_") and not front.in_place):
             continue

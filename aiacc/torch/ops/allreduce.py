@@ -51,7 +51,8 @@ def allreduce_async_(
     """Start reducing ``tensor`` over all ranks in place.
 
     Collective: every rank, with the same name, shape, dtype, op and factors.
-    Blocks: never. Leave ``tensor`` alone until `synchronize` returns.
+    Blocks: never. Leave ``tensor``, and what shares its memory, alone until `synchronize` returns:
+    weights that are tied are one tensor, to be given once.
 
     Args:
         tensor: Contiguous tensor of any shape on the CPU or a CUDA device, of a dtype in

@@ -25,7 +25,8 @@ def broadcast_async_(
     """Start overwriting ``tensor`` with that of ``root_rank``, a global rank.
 
     Collective: every rank, with the same name, shape, dtype and root.
-    Blocks: never. Leave ``tensor`` alone until `synchronize` returns.
+    Blocks: never. Leave ``tensor``, and what shares its memory, alone until `synchronize` returns:
+    weights that are tied are one tensor, to be given once.
 
     Raises:
         ValueError: Bad argument, or an operation of this name is under way.

@@ -10,6 +10,7 @@ import torch
 from aiacc.collectives import submission
 from aiacc.collectives.handles import pending
 from aiacc.collectives.labels import label_of
+from aiacc.collectives.memory import check_apart
 from aiacc.collectives.reduce_ops import Average, check_gradient_op, resolve_op
 from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.process_sets import ProcessSet, global_process_set
@@ -47,7 +48,7 @@ def grouped_allreduce_async_(
     Blocks: never. Leave the tensors alone until `synchronize` returns the list of them.
 
     Args:
-        tensors: At least one; each like the argument of `allreduce_async_`.
+        tensors: At least one; each like the argument of `allreduce_async_`, with memory of its own.
         average: Deprecated; True means op=Average, False op=Sum.
         name: Pairs this call with the calls of the other ranks.
         op: Average (default), Sum, Min, Max, Product, or Adasum of floating-point tensors.
@@ -66,6 +67,10 @@ def grouped_allreduce_async_(
     """
     op = resolve_op(average, op)
     group = group_of(tensors, "grouped_allreduce", name)
+    check_apart(
+        ((one.data_ptr(), one.nbytes) for one in group),
+        f"[torch] {label_of('grouped_allreduce', name)}",
+    )
     rest = (name, op, prescale_factor, postscale_factor, process_set)
     if compression is not Compression.none:
         handle = _reduce_compressed(group, compression, *rest)
