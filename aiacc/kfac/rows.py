@@ -36,6 +36,9 @@ def why_not(module: nn.Module) -> str | None:
         return f"the weight of {kind} is complex"
     if not module.weight.requires_grad:
         return f"the weight of {kind} is frozen"
+    bias = getattr(module, "bias", None)
+    if not (bias is None or isinstance(bias, nn.Parameter) or "bias" in module._buffers):
+        return f"the bias of {kind} is computed from others, as by pruning"
     return None
 
 

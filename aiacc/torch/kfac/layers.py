@@ -114,9 +114,10 @@ def factored(
             continue
         reason = "it is in skip_layers" if skipped else why_not(module)
         if reason is None:
-            others = [user for user in users[module.weight] if user != name]
-            if others:
-                reason = f"its weight is that of {others[0]}, too"
+            for what in ("weight", "bias")[: 1 + has_bias(module)]:
+                others = [user for user in users.get(getattr(module, what), ()) if user != name]
+                if others:
+                    reason = f"its {what} is that of {others[0]}, too"
         if reason is None and reduced is not None:
             trained = [one for one in module.parameters(recurse=False) if one.requires_grad]
             if not reduced.issuperset(map(id, trained)):

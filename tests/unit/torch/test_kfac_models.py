@@ -2,10 +2,12 @@
 
 import copy
 import io
+from collections import OrderedDict
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 import aiacc.torch as hvd
@@ -46,6 +48,17 @@ class _Attention(nn.Module):
         return self.kept(self.normed(self.attention(tokens, tokens, tokens)[0]))
 
 
+class _Biases(nn.Sequential):
+    def __init__(self):
+        names = "pruned", "bounded", "one", "other", "frozen", "kept"
+        super().__init__(OrderedDict((name, nn.Linear(4, 4)) for name in names))
+        prune.identity(self.pruned, "bias")
+        nn.utils.parametrize.register_parametrization(self.bounded, "bias", nn.Tanh())
+        self.other.bias = self.one.bias
+        self.frozen.requires_grad_(False)
+        self.kept.bias = self.frozen.bias
+
+
 @pytest.mark.parametrize(
     ("make", "inputs", "reasons"),
     [
@@ -54,6 +67,14 @@ class _Attention(nn.Module):
             _Attention,
             torch.randn(3, 2, 4),
             {"attention.out_proj": "without calling it", "normed": "is computed from others"},
+        ),
+        (
+            _Biases,
+            torch.randn(3, 4),
+            {
+                **dict.fromkeys(("pruned", "bounded"), "is computed from others, as by pruning"),
+                **{"one": "its bias is that of other, too", "other": "its bias is that of one"},
+            },
         ),
     ],
 )
