@@ -93,12 +93,14 @@ class AdasumDistributed(ScaledOptimizer):
 
         Raises:
             CollectiveError: Changes could not be combined; those parameters are as before.
-            ValueError: In the first step, which is one of another optimizer on another rank.
+            ValueError: In the first step, which is one of another optimizer on another rank; or a
+                parameter was put into ``param_groups``.
         """
         if not basics.is_initialized() or basics.size() == 1:
             loss = super().step(closure)
             _core.mark_step()
             return loss
+        self._aiacc_check_groups()
         self._aiacc_agree()
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         starts = [parameter.detach().clone() for parameter in parameters]

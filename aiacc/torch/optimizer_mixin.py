@@ -151,8 +151,11 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         Raises:
             CollectiveError: A gradient could not be reduced; no parameter was changed.
             ValueError: Inside `skip_synchronize`, and gradients of a backward pass are not reduced;
-                or they were written to or dropped after ``backward()``.
+                or they were written to or dropped after ``backward()``; or a parameter was put into
+                ``param_groups``.
         """
+        if self._aiacc_reducer.attached:
+            self._aiacc_check_groups()
         settled = closure is None and self._aiacc_is_settled
         self._aiacc_settled = False
         result = self._aiacc_reduce_and_step(closure, settled)

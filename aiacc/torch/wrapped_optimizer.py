@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -69,6 +69,33 @@ class ScaledOptimizer(_Base):
     _aiacc_names: dict[torch.Tensor, str]
     #: What a scaler notes of the step of the gradients that are reduced, once it is asked for it.
     _aiacc_account: Mapping[str, Any] = MappingProxyType({})
+
+    #: Of the parameters of all groups, when they were last found to be reduced.
+    _aiacc_ids: Sequence[int] = ()
+
+    def _aiacc_reduced_parameters(self) -> Iterable[torch.Tensor]:
+        """Those in groups of which other ranks hear."""
+        return self._aiacc_names
+
+    def _aiacc_check_groups(self) -> None:
+        """Raise ValueError if a group has a parameter that is not reduced: ranks would differ.
+
+        What is put into ``param_groups`` tells nobody.
+        """
+        ids = [id(parameter) for group in self.param_groups for parameter in group["params"]]
+        if ids == self._aiacc_ids:
+            return
+        reduced = set(map(id, self._aiacc_reduced_parameters()))
+        for number, group in enumerate(self.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                if id(parameter) not in reduced:
+                    raise ValueError(
+                        f"parameter {index} of optimizer.param_groups[{number}], of shape "
+                        f"{tuple(parameter.shape)}, was put there after the optimizer was wrapped "
+                        "(expected parameters whose gradients are reduced); use "
+                        "optimizer.add_param_group(), or make the DistributedOptimizer anew"
+                    )
+        self._aiacc_ids = ids
 
     def _aiacc_prepare_for(self, scaler: torch.amp.GradScaler, account: dict[str, Any]) -> None:
         """Let every rank's scaler find the same in gradients. Collective, blocks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -150,13 +150,15 @@ class DecoupledDistributed(ReducingOptimizer):
                 parameters could not be gathered, which a later call, forward pass or `flush` may
                 raise too.
             ValueError: Parameters that the ranks do not share or that were moved, gradients that
-                were written to after ``backward()``, or replaced.
+                were written to after ``backward()``, or replaced; or one that was put into
+                ``param_groups``.
         """
         exchange = self._aiacc_exchange
         if exchange is None:
             loss = super().step(closure)
             _core.mark_step()
             return loss
+        self._aiacc_check_groups()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -215,6 +217,9 @@ class DecoupledDistributed(ReducingOptimizer):
 
     # Pre- and post-hooks run in the step of the wrapped class; do not let torch add them here too.
     step.hooked = True  # type: ignore[attr-defined]
+
+    def _aiacc_reduced_parameters(self) -> Iterable[torch.Tensor]:
+        return self._aiacc_shards.owned()
 
     def _aiacc_has_reduced(self, exchange: Exchange) -> bool:
         return self._aiacc_synchronized and not self._aiacc_is_over and not exchange.under_way

@@ -135,6 +135,11 @@ class Shards:
         state.clear()
         state.update((parameters[n], entries) for n, entries in (self._whole or {}).items())
 
+    def owned(self) -> list[torch.Tensor]:
+        """What groups have in the place of parameters."""
+        stand_in = () if self._stand_in is None else (self._stand_in,)
+        return [*(owned.segment for owned in self._segments), *stand_in]
+
     # --- gradients
 
     def gradients(self) -> list[torch.Tensor]:

@@ -244,6 +244,21 @@ def _clipping_by_param_groups_is_that_of_all_ranks_or_refused(make):
     return training
 
 
+def _parameters_that_nobody_reduces_are_refused(put, make):
+    training = make()
+    train(training, [0])
+    groups = training.optimizer.param_groups
+    before = list(groups), list(groups[-1]["params"])
+    put(groups, nn.Parameter(torch.ones(2)))
+    for parameter in training.model.parameters():
+        parameter.grad = None
+    training.refused(
+        lambda training: training.optimizer.step(), r"of shape \(2,\).*add_param_group"
+    )
+    groups[:], groups[-1]["params"][:] = before
+    return train(training, [1])
+
+
 def _attributes_are_read_by_one_rank_alone(make):
     training = make()
     if hvd.rank() == 0:
@@ -324,6 +339,14 @@ GUARANTEES = [
         lambda g: hvd.allreduce_(g if g.is_contiguous() else g.t()),
     ),
     _clipping_by_param_groups_is_that_of_all_ranks_or_refused,
+    partial(
+        _parameters_that_nobody_reduces_are_refused,
+        lambda groups, new: groups[-1]["params"].__setitem__(-1, new),
+    ),
+    partial(
+        _parameters_that_nobody_reduces_are_refused,
+        lambda groups, new: groups.append({**groups[0], "params": [new]}),
+    ),
     _attributes_are_read_by_one_rank_alone,
     _passes_of_an_unfinished_window_are_forgotten,
     partial(_two_of_equal_names_learn_what_each_learns_alone, True),
