@@ -51,7 +51,8 @@ class AdamSGD(torch.optim.Optimizer):
             params: Tensors, or groups of them.
             lr: Adam's learning rate.
             sgd_lr: SGD's, for a mean of gradients: 1 / (1 - momentum) times that of torch's SGD.
-                An option of groups, which schedulers of torch change by what they make of ``lr``.
+                An option of groups, which changes by as much as ``lr`` does, by schedulers or
+                otherwise; a group has ``given_lr``, which that was at first.
             share: Of SGD, from 0 to 1; an option of groups that `follow` sets in each step.
             betas: What stays of the means of gradients and of their squares.
             eps: Added to Adam's denominator.
@@ -78,6 +79,16 @@ class AdamSGD(torch.optim.Optimizer):
         """Of copies and pickles, which follow the same share."""
         return {**super().__getstate__(), "_share": self._share}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of states that are loaded, too; those of other optimizers have no ``given_lr``."""
+        super().__setstate__(state)
+        _note_rates(self.param_groups)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As of `torch.optim.Optimizer`."""
+        super().add_param_group(param_group)
+        _note_rates(self.param_groups)
+
     def follow(self, share: Callable[[int], float]) -> None:
         """Let the share of SGD in all groups be ``share(n)`` in the n-th step, from 0 on.
 
@@ -93,7 +104,11 @@ class AdamSGD(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As of `torch.optim.Optimizer`; options that another optimizer has not saved stay."""
-        super().load_state_dict(completed(state_dict, self.param_groups))
+        own = [
+            {name: value for name, value in group.items() if name != "given_lr"}
+            for group in self.param_groups
+        ]
+        super().load_state_dict(completed(state_dict, own))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -132,9 +147,15 @@ class AdamSGD(torch.optim.Optimizer):
 
 
 def _sgd_rate(group: dict[str, Any]) -> float:
-    """SGD's rate, after as much of a schedule as ``lr``: a scheduler leaves where that began."""
-    began = group.get("initial_lr")
-    return float(group["sgd_lr"] * group["lr"] / began if began else group["sgd_lr"])
+    """SGD's rate, after as much of a schedule as ``lr``."""
+    given = group["given_lr"]
+    return float(group["sgd_lr"] * group["lr"] / given if given else group["sgd_lr"])
+
+
+def _note_rates(groups: list[dict[str, Any]]) -> None:
+    """Where ``lr`` began: schedulers may set another one at once, and ``initial_lr`` with it."""
+    for group in groups:
+        group.setdefault("given_lr", float(group.get("initial_lr", group["lr"])))
 
 
 def _set_share(optimizer: torch.optim.Optimizer, share: Callable[[int], float]) -> None:
