@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from aiacc.optim.trust import check_options, completed, gradients_of
+from aiacc.optim.trust import CheckedOptimizer, check_options, completed, gradients_of
 
 
-class AdamSGD(torch.optim.Optimizer):
+class AdamSGD(CheckedOptimizer):
     """Adam at first, SGD with momentum at last, by a share that a schedule says.
 
     Each element is updated by itself, so that schedule "decoupled" takes it.
@@ -85,7 +85,7 @@ class AdamSGD(torch.optim.Optimizer):
         _note_rates(self.param_groups)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As of `torch.optim.Optimizer`."""
+        """See `CheckedOptimizer`."""
         super().add_param_group(param_group)
         _note_rates(self.param_groups)
 

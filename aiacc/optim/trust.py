@@ -22,7 +22,27 @@ def one_dimensional(name: str, parameter: torch.Tensor) -> bool:
     return parameter.ndim <= 1
 
 
-class TrustRatioOptimizer(Optimizer):
+class CheckedOptimizer(Optimizer):
+    """Refuses options of groups, and states, that make no sense."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As of `torch.optim.Optimizer`.
+
+        Raises:
+            TypeError: An option of a wrong type.
+            ValueError: A number that makes no sense.
+        """
+        if not isinstance(param_group, dict):
+            raise TypeError(
+                f"param_group={param_group!r:.100} (expected a dictionary); use "
+                '{"params": parameters}'
+            )
+        own = {name: value for name, value in param_group.items() if name in self.defaults}
+        check_options({**self.defaults, **own})
+        super().add_param_group(param_group)
+
+
+class TrustRatioOptimizer(CheckedOptimizer):
     """Says of each parameter whether it is excluded, and leaves the groups as they were given.
 
     A group has ``adapt``: whether its parameters have ratios; and ``excluded``, a bool for each of
@@ -50,9 +70,9 @@ class TrustRatioOptimizer(Optimizer):
         Raises:
             ValueError: A parameter without a name, where ``exclude`` has patterns of names.
         """
-        group = dict(param_group)
-        exclude = None if "adapt" in group else self._exclude
+        group = dict(param_group) if isinstance(param_group, dict) else param_group
         super().add_param_group(group)
+        exclude = None if "adapt" in param_group else self._exclude
         try:
             group.setdefault("excluded", _excluded(group, exclude))
         except Exception:
@@ -94,7 +114,18 @@ def parts(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def completed(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """A state whose groups have all options that ``groups`` have. Pure."""
+    """A state whose groups have all options that ``groups`` have. Pure.
+
+    Raises:
+        TypeError: It is no dictionary.
+        ValueError: No state of an optimizer.
+    """
+    if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
+        kind = ValueError if isinstance(state_dict, dict) else TypeError
+        raise kind(
+            f"state_dict={state_dict!r:.100} (expected a dictionary with 'state' and "
+            "'param_groups'); give what state_dict() of an optimizer gave"
+        )
     saved = state_dict["param_groups"]
     if len(saved) != len(groups):  # which torch refuses
         return state_dict

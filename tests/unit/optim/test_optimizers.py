@@ -278,6 +278,24 @@ def test_what_the_core_cannot_is_said_or_done_otherwise(made, grad, text):
 def test_options_that_make_no_sense_are_refused(kind, options, text):
     with pytest.raises(ValueError, match=text):
         kind([ones(2, 2)], **options)
+    optimizer = kind([ones(2, 2)])
+    with pytest.raises(ValueError, match=text):
+        optimizer.add_param_group({"params": [ones(1)], **options})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("kind", [LARS, LAMB, AdamSGD])
+def test_what_is_no_group_or_no_state_is_refused(kind):
+    optimizer = kind([{"params": [ones(2, 2)], "name": 5, "adapt": True}])  # names of others
+    for call, text in (
+        (lambda: optimizer.add_param_group([ones(1)]), r"(?s)param_group=.*expected a dictionary"),
+        (lambda: optimizer.add_param_group({"params": [ones(1)], "lr": "1"}), r"lr='1' .*a number"),
+        (lambda: optimizer.load_state_dict({}), r"state_dict=\{\} .*'param_groups'"),
+        (lambda: optimizer.load_state_dict(None), r"state_dict=None .*'state'"),
+        (lambda: optimizer.load_state_dict({"param_groups": []}), r"state_dict=.*'state'"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=text):
+            call()
 
 
 @pytest.mark.parametrize(
