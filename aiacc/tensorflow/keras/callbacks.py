@@ -169,9 +169,14 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
 def _real(value: Any) -> Any:
     """``value`` as an array; None if it is not one of real numbers."""
     try:
-        array = np.asarray(value)
+        # NumPy makes of a tensor without dimensions a number, whose dtype it may not know.
+        array = np.asarray(value.numpy() if tf.is_tensor(value) else value)
         dtype = tf.as_dtype(array.dtype)
-    except (TypeError, ValueError):  # of strange things, or of lists of several lengths
+    except (
+        AttributeError,
+        TypeError,
+        ValueError,
+    ):  # of strange things, or of lists of several lengths
         return None
     return array if dtype.is_floating or dtype.is_integer or dtype.is_bool else None
 

@@ -23,14 +23,15 @@ def test_metrics_and_variables_of_tensorflow_in_those_of_keras():
         np.full(2, rank, np.float32),
         tf.constant([rank, 1.0], tf.bfloat16),
         tf.constant([True, rank == 0]),
+        tf.constant(float(rank), tf.bfloat16),
         [1.0, 2.0 * rank],
     ]
     logs = dict(enumerate(kinds))
     callback.on_epoch_end(1, logs)
     found = [np.asarray(value, np.float64).tolist() for value in logs.values()]
-    assert found == [[[1, 3], [5, 7]], [0.5, 0.5], [0.5, 1.0], [1.0, 0.5], [1.0, 1.0]]
+    assert found == [[[1, 3], [5, 7]], [0.5, 0.5], [0.5, 1.0], [1.0, 0.5], 0.5, [1.0, 1.0]]
     assert [getattr(v, "dtype", list) for v in logs.values()] == [
-        *(np.float64, np.float32, tf.bfloat16, tf.float64, list)
+        *(np.float64, np.float32, tf.bfloat16, tf.float64, tf.bfloat16, list)
     ]
     for logs in ({"val_loss": 1.0}, {"loss": np.ones(2)}):
         with pytest.raises(ValueError, match=r"\['(val_loss|loss\[2\])'\], \['loss'\]"):
