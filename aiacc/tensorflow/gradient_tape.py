@@ -69,6 +69,11 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     """
     arguments.check(locals(), gradtape=arguments.of(tf.GradientTape, "a tf.GradientTape"))
     del device_dense, device_sparse
+    if isinstance(gradtape, _DistributedTape):
+        raise ValueError(
+            "gradtape is a DistributedGradientTape (expected the tf.GradientTape that it was made "
+            "of, or its gradients would be reduced twice); wrap each tape once"
+        )
     return _DistributedTape(
         gradtape,
         GradientReduction(
