@@ -86,8 +86,10 @@ class GradientReduction:
         results = [self._dense(grad) for grad in grads]
         present = [i for i, grad in enumerate(results) if grad is not None]
         self._warn_if_idle([results[i] for i in present])
+        # Outside of graphs all ranks have as many operations, whichever gradients one lacks.
+        together = tf.executing_eagerly() and self.op != Adasum and len(results) > 1
         for group in self._planned(present, results, variables):
-            reduced = self._reduce([results[i] for i in group])
+            reduced = self._reduce([results[i] for i in group], together)
             for i, result in zip(group, reduced, strict=True):
                 results[i] = result
         return results
@@ -181,21 +183,21 @@ class GradientReduction:
             return [present]
         return [[i] for i in present]
 
-    def _reduce(self, grads: list[Any]) -> list[Any]:
+    def _reduce(self, grads: list[Any], together: bool) -> list[Any]:
         compression = compressor_of(self.compression)
         policy = gradient_policy(compression)
         if policy is None:
-            return self._reduced(grads, compression)
+            return self._reduced(grads, compression, together)
         small = [i for i, grad in enumerate(grads) if not _is_coded(grad, policy)]
         large = [i for i in range(len(grads)) if i not in small]
         reduced = dict.fromkeys(range(len(grads)))
         for members, compressor in ((large, compression), (small, Compression.none)):
             if members:
-                results = self._reduced([grads[i] for i in members], compressor)
+                results = self._reduced([grads[i] for i in members], compressor, together)
                 reduced.update(zip(members, results, strict=True))
         return list(reduced.values())
 
-    def _reduced(self, grads: list[Any], compression: Any) -> list[Any]:
+    def _reduced(self, grads: list[Any], compression: Any, together: bool) -> list[Any]:
         prescale, postscale = gradient_factors(self.op, self.gradient_predivide_factor)
         arguments: dict[str, Any] = {
             "compression": compression,
@@ -204,7 +206,7 @@ class GradientReduction:
             "prescale_factor": prescale,
             "postscale_factor": postscale,
         }
-        if len(grads) == 1:
+        if len(grads) == 1 and not together:
             return [allreduce(grads[0], **arguments)]
         return grouped_allreduce(grads, **arguments)
 

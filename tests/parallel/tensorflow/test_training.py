@@ -95,6 +95,15 @@ def test_gradients_of_tapes_are_those_of_all_ranks():
     assert [is_same(grad) for grad in grads] == [False, False, True, True]
     with pytest.raises(ValueError, match="gradient_predivide_factor"):
         hvd.DistributedGradientTape(inner, op=hvd.Sum, gradient_predivide_factor=2.0)
+    with pytest.raises(ValueError, match="wrap each tape once"):
+        hvd.DistributedGradientTape(partial)
+    with tf.GradientTape(persistent=True) as inner:
+        first, second = variables[1:]
+        products = [first * 2.0, first * second * 3.0]
+    tape = hvd.DistributedGradientTape(inner)
+    assert tape.gradient(products[0], [first, second])[1] is None
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r"grouped_allreduce(?s:.*)rank"):
+        tape.gradient(products[min(hvd.rank(), 1)], [first, second])
 
 
 def _decaying(of):
