@@ -47,7 +47,8 @@ def broadcast_object(
 
     Raises:
         TypeError: An argument of a wrong type.
-        ValueError: A wrong argument; on every rank if the root cannot pickle ``obj``.
+        ValueError: A wrong argument; on every rank if the root cannot pickle ``obj``, on one that
+            cannot unpickle it.
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
     arguments.check(locals())
@@ -59,7 +60,9 @@ def broadcast_object(
     _broadcast(data, root_rank, name and name + ".t", process_set)
     if size[0] < 0:
         raise ValueError(str(data.data, "utf-8").rstrip()) from sent.error
-    return obj if is_root else pickle.loads(data.data)
+    if is_root:
+        return obj
+    return _unpickled(data, label_of("broadcast_object", name), root_rank)
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
@@ -77,7 +80,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 
     Raises:
         TypeError: ``name`` is no string.
-        ValueError: On every rank if one cannot pickle its object.
+        ValueError: On every rank if one cannot pickle its object; on one that cannot unpickle one.
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
     return gather_objects(obj, name, global_process_set)
@@ -115,7 +118,9 @@ def gather_objects(
         everyones = _sent_to(to, data, sizes, name and name + ".t", process_set)
         if process_set.rank() != to:
             return []
-    return [pickle.loads(one.data) for one in np.split(everyones, np.cumsum(sizes)[:-1])]
+    ranks = process_set.ranks or range(len(sizes))
+    parts = zip(np.split(everyones, np.cumsum(sizes)[:-1]), ranks, strict=True)
+    return [_unpickled(one, label_of("allgather_object", name), rank) for one, rank in parts]
 
 
 def maxima(
@@ -195,6 +200,18 @@ def _pickled(obj: Any, what: str) -> _Sent:
         )
         return _Sent(np.frombuffer(bytearray(text.encode(errors="replace")), np.uint8), error)
     return _Sent(np.frombuffer(bytearray(data), np.uint8))
+
+
+def _unpickled(data: npt.NDArray[Any], what: str, sender: int) -> Any:
+    """ValueError if this rank cannot: others may have what it takes."""
+    try:
+        return pickle.loads(data.data)
+    except Exception as error:  # whatever the object raises
+        raise ValueError(
+            f"[objects] {what}: the object of rank {sender} cannot be unpickled on rank "
+            f"{_core.rank()}: {type(error).__name__}: {error!s:.1000} (expected one whose classes "
+            "can be imported on every rank); send what it can be made of"
+        ) from error
 
 
 def _broadcast(

@@ -367,6 +367,13 @@ def _outputs(front: Frontend, case: Case, name: str | None, inputs: list[Any]) -
     return [result[0] if "splits" in case.options else result]
 
 
+class Unloadable:
+    """Can be pickled, and not be unpickled."""
+
+    def __reduce__(self) -> Any:
+        return int, ("x",)
+
+
 def check_objects(hvd: ModuleType) -> None:
     """Objects of different length."""
     rank, size = hvd.rank(), hvd.size()
@@ -387,6 +394,8 @@ def check_objects(hvd: ModuleType) -> None:
         for name in (None, "object"):
             with pytest.raises(ValueError, match=rf"lock on rank {size - 1} that.*cannot pickle"):
                 call(name)
+    with pytest.raises(ValueError, match=rf"object of rank 0 .*unpickled on rank {rank}: Val"):
+        hvd.allgather_object(Unloadable() if rank == 0 else "x")
     assert hvd.allgather_object(rank, name="object") == list(range(size))
 
 

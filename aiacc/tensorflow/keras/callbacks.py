@@ -190,7 +190,7 @@ def _like(value: Any, array: Any, average: Any) -> Any:
 
 
 _OF_RATES = {
-    "initial_lr": arguments.NUMBER,
+    "initial_lr": arguments.number(0),
     "multiplier": arguments.Rule(
         "a number, or a function of the epoch",
         lambda value: callable(value) or arguments.is_number(value),
@@ -296,6 +296,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
     def _adjust(self, epoch: float) -> None:
         if self._start_epoch <= epoch < self._end_epoch:
             factor = self._multiplier(epoch) if callable(self._multiplier) else self._multiplier
+            what = f"multiplier({epoch:g})"
+            arguments.check({what: factor}, **{what: arguments.NUMBER})
             self.model.optimizer.learning_rate = self._initial_lr * factor
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from aiacc import arguments
 from aiacc.kfac.factors import APPROXIMATIONS
 from aiacc.kfac.inverses import SPLITS
 from aiacc.torch.kfac.agreement import check_kind
@@ -110,19 +111,23 @@ class Options:
         wish = getattr(self, name)
         value = wish(step) if callable(wish) else wish
         every = name.endswith("_every")
-        good = math.isfinite(value) and (
-            value >= 1 and value == int(value)
-            if every
-            else 0 <= value < 1
-            if name == "decay"
-            else value >= 0
-            if name == "lr"
-            else value > 0
+        good = (
+            arguments.is_number(value)
+            and math.isfinite(value)
+            and (
+                value >= 1 and value == int(value)
+                if every
+                else 0 <= value < 1
+                if name == "decay"
+                else value >= 0
+                if name == "lr"
+                else value > 0
+            )
         )
         if not good:
             ranges = {"decay": "0 to below 1", "lr": ">= 0"}
             expected = "a whole number >= 1" if every else ranges.get(name, "> 0")
-            raise ValueError(f"{name}={value} at step {step} (expected {expected})")
+            raise ValueError(f"{name}={value!r} at step {step} (expected {expected})")
         return float(value)
 
     def due(self, name: str, step: int) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from aiacc import arguments
 from aiacc.kfac.packing import pack, unpack
 from aiacc.torch.kfac.execution import Execution
 from aiacc.torch.kfac.factor import Factor
@@ -96,16 +98,29 @@ def _gathered(
     return {factor.name: found[factor.name] for factor in factors if factor.name in found}
 
 
+def _problem_of(state: Any) -> str:
+    """Why this is no state; "": it is one."""
+    if not isinstance(state, dict) or state.get("version") != VERSION:
+        return f"without version {VERSION}"
+    step: Any = state.get("step")
+    factors = state.get("factors")
+    if not (arguments.is_whole(step) and operator.index(step) >= 0):
+        return f"with step={step!r:.100}"
+    if not isinstance(factors, dict):
+        return f"with factors={factors!r:.100}"
+    strange = [name for name, mean in factors.items() if not isinstance(mean, torch.Tensor)]
+    return f"with a factor {strange[0]!r} that is no tensor" if strange else ""
+
+
 def _put(layers: Sequence[FactoredModule], state: dict[str, Any]) -> None:
     """Give every factor its mean, on every rank; inverses are computed anew.
 
     Raises:
         ValueError: A state of other layers, or none of K-FAC.
     """
-    if not isinstance(state, dict) or state.get("version") != VERSION:
-        raise ValueError(
-            f"state_dict without version {VERSION} (expected what KFAC.state_dict() returned)"
-        )
+    problem = _problem_of(state)
+    if problem:
+        raise ValueError(f"state_dict {problem} (expected what KFAC.state_dict() returned)")
     factors = {factor.name: factor for layer in layers for factor in layer.factors}
     for name, mean in state["factors"].items():
         factor = factors.get(name)

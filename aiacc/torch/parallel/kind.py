@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from aiacc import arguments
 from aiacc.collectives.objects import gather_objects, maxima
 from aiacc.exceptions import MismatchError
 from aiacc.process_sets import ProcessSet, first_rank, rank_and_size, set_id
@@ -56,14 +58,15 @@ def kind_of(
                 "(expected one device); call it for each device"
             )
     if cost is None:
-        weights = [float(max(tensor.numel(), 1)) for tensor in tensors]
+        costs = weights = [float(max(tensor.numel(), 1)) for tensor in tensors]
     else:
-        weights = [float(c) for c in (map(cost, tensors) if callable(cost) else cost)]
+        costs = list(map(cost, tensors) if callable(cost) else cost)
+        weights = [float(c) if arguments.is_number(c) else math.nan for c in costs]
     fits = all(weight >= 0 for weight in weights) and sum(weights) < float("inf")
     if len(weights) != len(tensors) or not fits:
         raise ValueError(
-            f"[{name}] costs {weights} of {len(tensors)} tensors (expected one for each, finite, "
-            ">= 0, and a finite sum)"
+            f"[{name}] costs {costs!r:.300} of {len(tensors)} tensors (expected one for each, "
+            "finite, >= 0, and a finite sum)"
         )
     qualified = getattr(function, "__qualname__", type(function).__qualname__)
     return Kind(

@@ -99,6 +99,8 @@ def test_parallel_map():
     assert not result.requires_grad
     with pytest.raises(ValueError, match=r"costs \[1.0\] of 7 tensors"):
         hvd.parallel_map(tensors, _inverse, cost=[1.0])
+    with pytest.raises(ValueError, match=r"costs \['torch.*expected one for each"):
+        hvd.parallel_map(tensors, _inverse, cost=torch.Tensor.type)
     with pytest.raises(ValueError, match="tensor 1 is on meta, tensor 0 on cpu"):
         hvd.parallel_map([tensors[0], torch.ones(2, device="meta")], _inverse)
     if size == 3:

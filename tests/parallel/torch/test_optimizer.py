@@ -34,6 +34,7 @@ from tests.support.learning.training import (
     together,
     train,
 )
+from tests.support.operations import Unloadable
 
 # --- every class of torch, and copies
 
@@ -179,11 +180,6 @@ class _Pair(NamedTuple):
     phase: str
 
 
-class _Unloadable:
-    def __reduce__(self):
-        return int, ("no number",)
-
-
 @on_ranks(2)
 def test_any_state_is_broadcast_as_it_is_or_all_ranks_are_told():
     rank, weight = hvd.rank(), nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
@@ -205,7 +201,7 @@ def test_any_state_is_broadcast_as_it_is_or_all_ranks_are_told():
         return kind([{"params": [nn.Parameter(torch.ones(1)) for _ in range(n)]} for n in sizes])
 
     unloadable = of_size(1)
-    unloadable.state["all"]["entry"] = _Unloadable()
+    unloadable.state["all"]["entry"] = Unloadable()
     lost = _LoadsInPlace([nn.Parameter(torch.ones(1))])
     if rank == 1:
         lost.load_state_dict = {}.__getitem__

@@ -139,8 +139,9 @@ def test_a_state_is_of_means_and_loads_whatever_solves():
     backward(model)
     _check_step(model, other, seen, solve=EIGH)
     assert other.state_dict()["factors"].keys() == state["factors"].keys()
-    with pytest.raises(ValueError, match="expected what KFAC"):
-        other.load_state_dict({})
+    for wrong in ({}, None, {**state, "step": "x"}, {**state, "step": -1}, {**state, "factors": 1}):
+        with pytest.raises(ValueError, match="expected what KFAC"):
+            other.load_state_dict(wrong)
     with pytest.raises(ValueError, match="has no such factor"):
         other.load_state_dict({"version": 1, "step": 0, "factors": {"x A": torch.ones(3)}})
 
@@ -223,6 +224,11 @@ def test_a_pass_too_many_does_not_count_and_is_told():
     torch.testing.assert_close(kfac.state_dict()["factors"], before)
 
 
+def _step_of(kfac, model):
+    backward(model)
+    kfac.step()
+
+
 WRONG = {
     ValueError: [
         ({"damping": 0.0}, "damping=0.0 at step 0 .expected > 0"),
@@ -239,6 +245,10 @@ WRONG = {
         (
             lambda model, sgd: hvd.KFAC(model, hvd.DistributedOptimizer(sgd, op=hvd.Adasum)),
             "op=Adasum",
+        ),
+        (
+            lambda model, sgd: _step_of(hvd.KFAC(model, sgd, damping=str), model),
+            "damping='0' at step 0",
         ),
     ],
     TypeError: [
