@@ -368,8 +368,6 @@ def _outputs(front: Frontend, case: Case, name: str | None, inputs: list[Any]) -
 
 
 class Unloadable:
-    """Can be pickled, and not be unpickled."""
-
     def __reduce__(self) -> Any:
         return int, ("x",)
 

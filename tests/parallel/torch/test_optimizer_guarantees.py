@@ -197,7 +197,7 @@ def _a_step_of_gradients_that_are_not_reduced_is_refused(make):
     return training
 
 
-def _a_write_is_refused_once_it_has_left(write, make):
+def _late_writes_are_refused(write, make):
     def writes(training):
         training.backward(0)
         for parameter in training.model.parameters():
@@ -244,17 +244,15 @@ def _clipping_by_param_groups_is_that_of_all_ranks_or_refused(make):
     return training
 
 
-def _parameters_that_nobody_reduces_are_refused(put, make):
-    training = make()
-    train(training, [0])
-    groups = training.optimizer.param_groups
+def _parameters_that_nobody_reduces_are_refused(in_a_group, make):
+    training = train(make(), [0])
+    groups, new = training.optimizer.param_groups, nn.Parameter(torch.ones(2))
     before = list(groups), list(groups[-1]["params"])
-    put(groups, nn.Parameter(torch.ones(2)))
-    for parameter in training.model.parameters():
-        parameter.grad = None
-    training.refused(
-        lambda training: training.optimizer.step(), r"of shape \(2,\).*add_param_group"
-    )
+    if in_a_group:
+        groups[-1]["params"][-1] = new
+    else:
+        groups.append({**groups[0], "params": [new]})
+    training.refused(lambda of: of.optimizer.step(), r"of shape \(2,\).*add_param_group")
     groups[:], groups[-1]["params"][:] = before
     return train(training, [1])
 
@@ -333,20 +331,10 @@ GUARANTEES = [
     partial(_gradients_dropped_once_they_have_left_are_refused, nn.Module.zero_grad),
     partial(_gradients_dropped_once_they_have_left_are_refused, _drop_one),
     _a_step_of_gradients_that_are_not_reduced_is_refused,
-    partial(_a_write_is_refused_once_it_has_left, lambda g: g.data.clamp_(-1e-3, 1e-3)),
-    partial(
-        _a_write_is_refused_once_it_has_left,
-        lambda g: hvd.allreduce_(g if g.is_contiguous() else g.t()),
-    ),
+    partial(_late_writes_are_refused, lambda g: g.data.clamp_(-1e-3, 1e-3)),
+    partial(_late_writes_are_refused, lambda g: g.is_contiguous() and hvd.allreduce_(g)),
     _clipping_by_param_groups_is_that_of_all_ranks_or_refused,
-    partial(
-        _parameters_that_nobody_reduces_are_refused,
-        lambda groups, new: groups[-1]["params"].__setitem__(-1, new),
-    ),
-    partial(
-        _parameters_that_nobody_reduces_are_refused,
-        lambda groups, new: groups.append({**groups[0], "params": [new]}),
-    ),
+    *(partial(_parameters_that_nobody_reduces_are_refused, where) for where in (False, True)),
     _attributes_are_read_by_one_rank_alone,
     _passes_of_an_unfinished_window_are_forgotten,
     partial(_two_of_equal_names_learn_what_each_learns_alone, True),

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.optim import lr_scheduler as schedulers
 
 from aiacc.optim import LAMB, LARS, AdamSGD, interpolation
 from tests.support.learning.timm_optimizers import Lamb, Lars
@@ -142,33 +141,26 @@ def test_schedulers_change_both_rates_of_the_hybrid():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("kind", "given", "metric"),
     [
-        lambda sgd: schedulers.ReduceLROnPlateau(sgd, patience=0),
-        lambda sgd: schedulers.OneCycleLR(sgd, 0.01, 5, cycle_momentum=False),
-        lambda sgd: schedulers.CyclicLR(sgd, 0.001, 0.01, 2, cycle_momentum=False),
-        lambda sgd: schedulers.LinearLR(sgd),
+        ("ReduceLROnPlateau", {"patience": 0}, [1.0]),
+        ("OneCycleLR", {"max_lr": 0.01, "total_steps": 5, "cycle_momentum": False}, []),
+        ("CyclicLR", {"base_lr": 0.001, "max_lr": 0.01, "cycle_momentum": False}, []),
     ],
 )
-def test_the_rate_of_sgd_follows_whoever_sets_lr(make):
+def test_the_rate_of_sgd_follows_whoever_sets_lr(kind, given, metric):
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = AdamSGD([weight], lr=0.01, sgd_lr=0.5, share=1.0)
-    scheduler, before = make(optimizer), 0.0
-    for step in range(4):
-        weight.grad = torch.ones(1)
-        if step == 2:  # as from a checkpoint
-            state = optimizer.state_dict()
-            optimizer = AdamSGD([weight], lr=0.02, sgd_lr=0.5)
-            optimizer.load_state_dict(state)
-            scheduler.optimizer = optimizer
+    scheduler = getattr(torch.optim.lr_scheduler, kind)(optimizer, **given)
+    for _ in range(4):
+        before, weight.grad = weight.item(), torch.ones(1)
         optimizer.step()
-        rate = 50 * optimizer.param_groups[0]["lr"]
-        assert before - weight.item() == pytest.approx(rate, 1e-4)
-        before = weight.item()
-        scheduler.step(*[1.0] * isinstance(scheduler, schedulers.ReduceLROnPlateau))
-    optimizer = AdamSGD([weight], lr=0.02)
-    optimizer.load_state_dict(torch.optim.Adam([weight], lr=0.04).state_dict())
-    assert optimizer.param_groups[0]["given_lr"] == 0.04
+        assert before - weight.item() == pytest.approx(50 * optimizer.param_groups[0]["lr"], 1e-4)
+        scheduler.step(*metric)
+    for state in (optimizer.state_dict(), torch.optim.Adam([weight], lr=0.01).state_dict()):
+        optimizer = AdamSGD([weight], lr=0.02)
+        optimizer.load_state_dict(state)
+        assert optimizer.param_groups[0]["given_lr"] == 0.01
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)

@@ -49,7 +49,7 @@ def test_each_wrong_argument_is_refused(front):
 def test_a_number_out_of_range_is_a_value_error():
     with pytest.raises(ValueError, match=r"verbose=3 \(expected 0, 1 or 2\)"):
         callbacks.LearningRateWarmupCallback(1.0, verbose=3)
-    with pytest.raises(ValueError, match=r"initial_lr=nan"):
+    with pytest.raises(ValueError, match="initial_lr=nan"):
         callbacks.LearningRateWarmupCallback(np.nan)
     with pytest.raises(TypeError, match=r"multiplier\(2\)='2' \(expected a number"):
         callbacks.LearningRateScheduleCallback(1.0, str).on_epoch_begin(2)
