@@ -145,6 +145,8 @@ def broadcast_optimizer_state(
     arguments.check(
         locals(), optimizer=arguments.OPTIMIZER, model=arguments.or_none(arguments.MODULE)
     )
+    if root_rank >= _core.size():
+        raise ValueError(f"root_rank={root_rank} (expected a rank, 0 to {_core.size() - 1})")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "broadcast_optimizer_state got an LBFGS optimizer (expected one with a state per "
