@@ -37,6 +37,8 @@ NEED_TORCH = {
     "test_the_recipe_finds_what_suits_the_data_of_all_ranks": "needs torch",
     "test_keras_on_another_backend_is_refused": "needs torch",
 }
+#: Tests of a torch without CUDA. They run in `make test`.
+HAS_CUDA = {"test_fake_gpu": "torch takes the fake driver for a real one, and starts threads"}
 
 
 class Cell(NamedTuple):
@@ -69,7 +71,7 @@ def _tensorflow(version: str, keras: str, tf_keras: str) -> Cell:
 
 def _torch(python: str, *packages: str) -> Cell:
     tests = ("tests/unit/torch", "tests/parallel/torch", "tests/parallel/test_array_ops.py")
-    return Cell(packages, tests, ("torch", "numpy"), python=python)
+    return Cell((*packages, "ml-dtypes==0.5.4"), tests, ("torch", "numpy"), (), python, HAS_CUDA)
 
 
 #: The oldest and the newest, and for TensorFlow some between.
@@ -148,7 +150,7 @@ def run(name: str) -> dict[str, Any]:
         subprocess.run(
             [str(python), "-m", "pytest", *options, *beside, "-k", left_out, *cell.tests],
             cwd=ROOT,
-            env=rank_environment({}),
+            env=rank_environment({"TORCHINDUCTOR_COMPILE_THREADS": "1"}),  # torch 2.4: no workers
             check=False,
         )
         summary = summary_of(report.read_text())

@@ -152,5 +152,5 @@ class _Body:
             try:
                 test.__wrapped__(**arguments, **chosen)
             except BaseException as error:
-                error.add_note(f"in {self._name}, with {chosen}")
+                getattr(error, "add_note", print)(f"in {self._name}, with {chosen}")
                 raise
