@@ -76,7 +76,8 @@ class Guards:
         self._hooked: set[nn.Module] = set()
         self._hooks: list[RemovableHandle] = []
         untyped: Any = model
-        self._hooks.append(untyped.register_load_state_dict_pre_hook(_Load(model, overwrite)))
+        hook_before_load = untyped._register_load_state_dict_pre_hook  # torch 2.4 has no public one
+        self._hooks.append(hook_before_load(_Load(model, overwrite), with_module=True))
         self._hook(model, whole=True)
         self._look_for_compiled()
 
