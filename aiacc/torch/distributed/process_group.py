@@ -15,6 +15,7 @@ ShutdownError, which says why, on the other ranks.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import threading
 from collections.abc import Iterable, Iterator
@@ -84,6 +85,10 @@ class ProcessGroup(_Base):
     def setGroupName(self, name: str) -> None:  # noqa: N802
         """Called by torch, which finds the group by this name later."""
         self._name = name
+
+    # The C++ of torch 2.4 does not find those.
+    group_name = property(getGroupName)
+    _set_group_name = setGroupName
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """The name to give to ``init_process_group``."""
@@ -342,3 +347,23 @@ def register() -> None:
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=DEVICES)
         rendezvous.register()
+        _shut_down_with_torch()
+
+
+def _shut_down_with_torch() -> None:
+    """Have ``destroy_process_group`` call `shutdown` where torch has that of NCCL called only.
+
+    A torch without this function of its own calls that of every group.
+    """
+    module: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    torchs: Any = getattr(module, "_shutdown_backend", None)
+    if torchs is None:
+        return
+
+    def shut_down(group: Any) -> None:
+        if isinstance(group, ProcessGroup):
+            group.shutdown()
+        else:
+            torchs(group)
+
+    module._shutdown_backend = shut_down
