@@ -67,6 +67,9 @@ class ProcessGroup(_Base):
     Blocks: never; the `CollectiveWork` that a method returns does.
     """
 
+    #: Asked of what `_get_backend` returns.
+    supports_coalescing = supports_splitting = supports_shrinking = supports_time_estimate = False
+
     def __init__(self, group: Group, owns_runtime: bool, timeout: timedelta) -> None:
         """Wrap the running runtime; ``owns_runtime``: end it with the group."""
         super().__init__(group.rank, group.size)
@@ -110,6 +113,12 @@ class ProcessGroup(_Base):
     def _device_types(self) -> list[torch.device]:
         """Where tensors may be; ``torch.distributed.checkpoint`` takes the first."""
         return [torch.device(name) for name in DEVICES]
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        """What serves tensors on ``device``; ``batch_isend_irecv`` of torch 2.14 asks for it."""
+        if device.type not in DEVICES:
+            raise RuntimeError(f"{NAME} serves no tensors on {device} (expected one of {DEVICES})")
+        return self
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> CollectiveWork:
         """Reduce every tensor in place."""
@@ -254,6 +263,14 @@ class ProcessGroup(_Base):
         verb = f"barrier@{self._group.series}"
         handle = submission.barrier(self._group.process_set, verb).start(0, 0)
         return self._work("barrier", [(handle, None, ())], [], opts)
+
+    def monitored_barrier(self, *arguments: Any, **options: Any) -> None:
+        """Refused, by torch itself before 2.14."""
+        del arguments, options
+        raise ValueError(
+            f"monitored_barrier is only implemented for GLOO backend (found {NAME!r}); use "
+            "barrier, whose error names the ranks that did not come within the timeout"
+        )
 
     def send(self, tensors: Tensors, target: int, tag: int = 0) -> CollectiveWork:
         """Send to one rank, which calls `recv` with the same tag. Over when that has the tensor."""
