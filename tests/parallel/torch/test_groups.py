@@ -1,13 +1,14 @@
 """Groups of some ranks on the backend "aiacc": every operation in them, `send` and `recv`."""
 
+import inspect
 import os
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import fsdp
+from torch.distributed._tensor import Replicate, Shard, distribute_tensor  # torch 2.4's name
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import aiacc
 import aiacc.torch as hvd
@@ -64,7 +65,7 @@ def test_members_alone_form_a_group():
     # torch gives groups of disjoint groups the same names.
     half, halves = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
     own, owns = dist.new_subgroups(group_size=1, group=half)
-    assert len(halves) == len(owns) == 2
+    assert (len(halves), len(owns)) in ((2, 2), (2, 4))  # torch 2.4 ignores `group`
     assert dist.get_process_group_ranks(own) == [me]
     total = torch.tensor([float(me)])
     dist.all_reduce(total, group=own)
@@ -84,8 +85,8 @@ def test_a_group_is_destroyed_and_others_stay(port, other_port):
             dist.all_reduce(total, group=group)
             assert_equal(total, torch.full((number + 1,), 2.0))
             dist.destroy_process_group(group)
-            with pytest.raises(ValueError, match="not initialized in the world group map"):
-                dist.all_reduce(total, group=group)
+            with pytest.raises(ValueError, match=r"not initialized in the world group|not regist"):
+                inspect.unwrap(dist.all_reduce)(total, group=group)  # torch 2.4 logs by a TypeError
             with pytest.raises(ValueError, match="Invalid process group"):
                 dist.destroy_process_group(group)
     total = torch.ones(1)
@@ -141,8 +142,9 @@ def test_a_rank_that_leaves_does_not_wait_for_ever():
 def test_wrong_use_is_an_error_on_every_rank():
     me = dist.get_rank()
     assert dist.get_process_group_ranks(dist.new_group([2, 0, 1])) == [0, 1, 2]
-    with pytest.raises(ValueError, match=r"ranks \[2, 0, 1\] \(expected them to ascend\)"):
-        dist.new_group([2, 0, 1], sort_ranks=False)
+    if "sort_ranks" in inspect.signature(dist.new_group).parameters:
+        with pytest.raises(ValueError, match=r"ranks \[2, 0, 1\] \(expected them to ascend\)"):
+            dist.new_group([2, 0, 1], sort_ranks=False)
     with pytest.raises((ValueError, RuntimeError), match="rank"):
         dist.new_group([0, 7])
     group = dist.new_group([0, 1])
@@ -165,8 +167,9 @@ def test_wrong_use_is_an_error_on_every_rank():
         assert total.item() == 2
     with pytest.raises(ValueError, match="only implemented for GLOO"):
         dist.monitored_barrier()
-    with pytest.raises(RuntimeError, match="not safe to split"):
-        dist.split_group(split_ranks=[[0, 1, 2]])
+    if hasattr(dist, "split_group"):
+        with pytest.raises(RuntimeError, match="not safe to split"):
+            dist.split_group(split_ranks=[[0, 1, 2]])
     dist.barrier()
 
 
@@ -231,9 +234,9 @@ def test_rows_and_columns_of_a_mesh():
         total = torch.tensor([float(me)])
         dist.all_reduce(total, group=group)
         assert total.item() == sum(members)
-    flat = mesh._flatten("all")
+    flat = mesh._flatten("all").get_group() if hasattr(mesh, "_flatten") else None
     total = torch.ones(3)
-    dist.all_reduce(total, group=flat.get_group())
+    dist.all_reduce(total, group=flat)
     assert_equal(total, torch.full((3,), 4.0))
 
     whole = torch.arange(24.0).reshape(4, 6)
@@ -246,10 +249,11 @@ def test_rows_and_columns_of_a_mesh():
     assert_equal(product.full_tensor(), whole @ whole.T)
 
 
+@pytest.mark.skipif(not hasattr(fsdp, "fully_shard"), reason="torch has no FSDP2 but on GPUs")
 @in_group(2)
 def test_dtensors_are_not_for_hvd_nor_for_operations_on_one_tensor():
     model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 2))
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     model(torch.ones(8, 6)).square().mean().backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     adam = torch.optim.Adam(model.parameters())
@@ -349,12 +353,12 @@ def test_messages_of_any_source():
                 sources.append(dist.recv(received, group=of, tag=9))
                 assert received.item() == sources[-1]
             assert sorted(sources) == senders
-    group = dist.new_group([1, 3])
+    group, by_group = dist.new_group([1, 3]), "group_dst" in inspect.signature(dist.send).parameters
     if me == 1:
-        dist.send(torch.ones(2), group=group, group_dst=1)
+        dist.send(torch.ones(2), group=group, **({"group_dst": 1} if by_group else {"dst": 3}))
         dist.send_object_list(["one", {"two": 2}], dst=3, group=group)
     if me == 3:
-        _received(torch.ones(2), group=group, group_src=0)
+        _received(torch.ones(2), group=group, **({"group_src": 0} if by_group else {"src": 1}))
         objects = [None, None]
         assert dist.recv_object_list(objects, src=1, group=group) == 1
         assert objects == ["one", {"two": 2}]
@@ -374,8 +378,8 @@ def _ring(group):
     sent, received = torch.full((50_000,), float(rank)), torch.empty(50_000)
     works = dist.batch_isend_irecv(
         [
-            dist.P2POp(dist.isend, sent, group=group, group_peer=(rank + 1) % size),
-            dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % size),
+            dist.P2POp(dist.isend, sent, dist.get_global_rank(group, (rank + 1) % size), group),
+            dist.P2POp(dist.irecv, received, dist.get_global_rank(group, (rank - 1) % size), group),
         ]
     )
     for work in works:

@@ -199,20 +199,20 @@ def test_a_bucket_costs_one_round_and_no_memory():
     with optimizer.skip_synchronize():
         optimizer.step()
 
-    gc.collect()  # which also frees what Python has ready for new tuples and lists
+    ours, changes = [tracemalloc.Filter(True, "*/aiacc/torch/*")], []
     tracemalloc.start()
     step()
-    gc.collect()
-    before = tracemalloc.take_snapshot()
-    for _ in range(20):
-        step()
-    gc.collect()
-    after = tracemalloc.take_snapshot()
+    for _ in range(3):  # once, Python 3.10 keeps some for each function that it calls 1024 times
+        gc.collect()  # which also frees what Python has ready for new tuples and lists
+        before = tracemalloc.take_snapshot().filter_traces(ours)
+        for _ in range(20):
+            step()
+        gc.collect()
+        after = tracemalloc.take_snapshot().filter_traces(ours)
+        changes.append(after.compare_to(before, "lineno"))
     tracemalloc.stop()
-    ours = [tracemalloc.Filter(True, "*/aiacc/torch/*")]
-    changes = after.filter_traces(ours).compare_to(before.filter_traces(ours), "lineno")
     # A kept handle alone would be 28 bytes per bucket and step.
-    assert sum(change.size_diff for change in changes) < 20 * buckets, changes
+    assert min(sum(line.size_diff for line in window) for window in changes) < 20 * buckets, changes
 
 
 # --- groups

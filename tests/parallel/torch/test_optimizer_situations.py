@@ -469,6 +469,7 @@ def test_every_situation_with(schedule, name):
     if schedule in row.without or not is_fit:
         return
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "`torch.cpu.amp|You are using `torch.load`")  # of 2.4
     warnings.filterwarnings("ignore", "plan: no gradient of 'sometimes")
     warnings.filterwarnings("ignore", "Using backward.* with create_graph=True")
     options = {**SCHEDULES[schedule], **row.options}

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.distributed._tensor import Shard, distribute_tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.masked import masked_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -161,9 +162,6 @@ class _Wrapper(torch.Tensor):
 
 
 def _sharded():
-    pytest.importorskip("torch.distributed.tensor.placement_types")  # of torch 2.5
-    from torch.distributed.tensor import Shard, distribute_tensor
-
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     return distribute_tensor(GOOD, init_device_mesh("cpu", (1,)), [Shard(0)])
 
