@@ -129,10 +129,7 @@ REFUSED = [
         lambda: hvd.grouped_allreduce_([np.ones(2), READONLY]),
         r"array 1 of an unnamed grouped_allreduce.*without underscore",
     ),
-    (
-        lambda: hvd.allreduce([[1], [2, 3]], name="r"),
-        r"allreduce of 'r'.*lists of equal lengths",
-    ),
+    (lambda: hvd.allreduce([[1], [2, 3]], name="r"), r"allreduce of 'r'.*lists of equal lengths"),
     (lambda: hvd.allreduce(["a"], name="w"), "allreduce of 'w': array of dtype <U1"),
     # The message has the beginning of the name, in whole characters.
     (lambda: hvd.allreduce(GOOD, name="x" + "é" * 33000), TOO_LONG),

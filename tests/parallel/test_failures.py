@@ -196,10 +196,7 @@ def _dies_before_it_is_connected(victim):
 
 
 @on_ranks(
-    1,
-    starts=False,
-    timeout=PATIENCE_S,
-    env={"AIACC_SIZE": "2", "AIACC_CONNECT_TIMEOUT_S": "1"},
+    1, starts=False, timeout=PATIENCE_S, env={"AIACC_SIZE": "2", "AIACC_CONNECT_TIMEOUT_S": "1"}
 )
 def test_rank_that_never_comes_is_named():
     with pytest.raises(aiacc.CollectiveError, match="rank 1"):

@@ -105,11 +105,7 @@ def _reduce_one_large_tensor() -> list[tuple[int, int]]:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_one_large_tensor_uses_all_lanes_alike_and_each_is_paced(lanes, ranks):
     pace = 64 * _MIB
-    env = {
-        "AIACC_ENGINE": "tcp",
-        "AIACC_LANES": str(lanes),
-        "AIACC_TEST_PACE_BYTES": str(pace),
-    }
+    env = {"AIACC_ENGINE": "tcp", "AIACC_LANES": str(lanes), "AIACC_TEST_PACE_BYTES": str(pace)}
     share = 12 * _MIB * 2 * (ranks - 1) // ranks // lanes
     for connections in run_ranks(ranks, _reduce_one_large_tensor, env=env):
         carrying = [found for found in connections if found[1] > share // 2]

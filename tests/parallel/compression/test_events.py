@@ -330,12 +330,7 @@ def _joined(job):
     hvd.join()
 
 
-_COUNTS_STEPS = [
-    _policy(_TOPK, dense_steps=7),
-    _STAGES,
-    _EF21,
-    _policy("int8", dense_steps=7),
-]
+_COUNTS_STEPS = [_policy(_TOPK, dense_steps=7), _STAGES, _EF21, _policy("int8", dense_steps=7)]
 #: Events; with which policies and ways. Joined twice: without having learnt what step it is.
 DENSE = {
     "flushed": ([_flushed], POLICIES, _ALL_WAYS),

@@ -222,10 +222,7 @@ _REFUSED = [
     (hvd.reducescatter, {"compression": "int8"}, r"compression=int8.*use Compression\.bf16"),
     (hvd.allreduce, {"compression": "powersgd"}, r"powersgd of an operation .*DistributedOptim"),
 ]
-_REFUSED_BY_HOOKS = [
-    ("powersgd", r"powersgd of a hook .*powerSGD_hook"),
-    ("int9", "codec 'int9'"),
-]
+_REFUSED_BY_HOOKS = [("powersgd", r"powersgd of a hook .*powerSGD_hook"), ("int9", "codec 'int9'")]
 
 
 @on_ranks_over_tcp(2)

@@ -468,9 +468,7 @@ def test_ranks_with_different_plans_are_told():
     ends = (model[:2], model[1::-1])[hvd.rank() == 1]
     groups = [[one.weight, other.bias] for one, other in zip(model[:2], ends, strict=True)]
     training = Together(
-        model,
-        distributed(model, NET.make_optimizer(model.parameters()), groups=groups),
-        NET.loss,
+        model, distributed(model, NET.make_optimizer(model.parameters()), groups=groups), NET.loss
     )
     training.refused(
         FOUR_STEPS, "given different plans, groups or buckets: .*2 groups of names with"

@@ -12,10 +12,7 @@ from tests.support.learning.keras_training import ENV
 from tests.support.ranks import run_ranks
 
 #: What rank 0 says in each epoch, the number of epochs, and the accuracy after them.
-EXAMPLES = {
-    "keras_digits.py": ("22/22 - ", 15, 98),
-    "tf_custom_loop.py": ("^epoch ", 12, 97),
-}
+EXAMPLES = {"keras_digits.py": ("22/22 - ", 15, 98), "tf_custom_loop.py": ("^epoch ", 12, 97)}
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

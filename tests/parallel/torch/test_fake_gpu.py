@@ -18,11 +18,7 @@ from aiacc import _core as core
 from aiacc.torch import adapter as tensors
 from aiacc.torch.compression.wire_format import choose
 from tests.gpu import bodies, coded_bodies, factor_bodies, optim_bodies
-from tests.parallel.compression import (
-    test_error_feedback,
-    test_events,
-    test_operations,
-)
+from tests.parallel.compression import test_error_feedback, test_events, test_operations
 from tests.parallel.torch import (
     test_adasum,
     test_ops,

@@ -9,16 +9,7 @@ import pytest
 from bench.bed import launch, plan
 from bench.bed.plan import Spec
 from bench.network.allreduce import Way
-from bench.network.faults.plan import (
-    FATAL,
-    HARMLESS,
-    KINDS,
-    STEPS,
-    Report,
-    choose,
-    events,
-    judge,
-)
+from bench.network.faults.plan import FATAL, HARMLESS, KINDS, STEPS, Report, choose, events, judge
 from bench.network.faults.work import operations, sent, tensors
 
 

@@ -49,8 +49,7 @@ _WRONG = [
 
 
 @pytest.mark.parametrize(
-    "payload",
-    [b"", b"{}", b"[]", b'{"token": 3}', *(row(0, 1, **one).encode() for one in _WRONG)],
+    "payload", [b"", b"{}", b"[]", b'{"token": 3}', *(row(0, 1, **one).encode() for one in _WRONG)]
 )
 def test_a_row_survives_the_wire_or_cannot_be_read(payload):
     full = row(3, 5, local_rank=1, local_size=2, equal={"A": 4096, "B": True}, gpus=["1a:00.0"])

@@ -47,11 +47,7 @@ PLANS = [
     # Single gradients are in no bucket.
     (singly(), _gradients(1, 2, 3), []),
     # Chosen groups are found by name.
-    (
-        chosen([["c", "a"], ["frozen"], ["b", "frozen"]]),
-        _gradients(1, 1, 1, 1),
-        [[2, 0], [], [1]],
-    ),
+    (chosen([["c", "a"], ["frozen"], ["b", "frozen"]]), _gradients(1, 1, 1, 1), [[2, 0], [], [1]]),
     # A number of groups.
     (evenly(1), _SIXTEEN, [[0, 1, 2, 3, 4]]),
     (evenly(2), _SIXTEEN, [[0, 1, 2], [3, 4]]),

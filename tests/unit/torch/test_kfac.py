@@ -246,9 +246,7 @@ WRONG = {
             "damping='0' at step 0",
         ),
     ],
-    TypeError: [
-        ({"skip_layers": nn.Linear}, "skip_layers=<class .*> .expected a list of names"),
-    ],
+    TypeError: [({"skip_layers": nn.Linear}, "skip_layers=<class .*> .expected a list of names")],
 }
 
 

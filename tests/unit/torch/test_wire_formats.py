@@ -77,8 +77,7 @@ def test_what_is_no_compressor_is_named_at_once(compression, text):
 
 
 @pytest.mark.parametrize(
-    ("codec", "name"),
-    [("int8", "'int8'"), (hvd.Compression.int8, r"CodedCompressor\(int8\)")],
+    ("codec", "name"), [("int8", "'int8'"), (hvd.Compression.int8, r"CodedCompressor\(int8\)")]
 )
 def test_a_hook_given_a_codec_for_its_process_set_says_so(codec, name):
     with pytest.raises(TypeError, match=rf"process_set={name} .*HookState\(compression="):
