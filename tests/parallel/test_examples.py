@@ -165,9 +165,7 @@ def _summary(said, size):
 @pytest.mark.parametrize(
     ("launcher", "size", "codec"),
     [
-        ("aiaccrun", 2, "mstopk:density=0.01"),
-        ("python", 1, "none"),
-        ("mpirun", 2, "none"),
+        *(("aiaccrun", 2, "mstopk:density=0.01"), ("python", 1, "none"), ("mpirun", 2, "none")),
         ("torchrun", 2, "none"),
     ],
 )

@@ -176,8 +176,7 @@ def _refused_states(job, happens=True):
     kept = state["kept"]
     nan = {"first": torch.full(_SHAPES["first"], torch.nan)}
     wrong_states = (
-        ({"kept": {}}, "'kept' of a state"),
-        ({"kept": None}, "'kept' of a state: None"),
+        *(({"kept": {}}, "'kept' of a state"), ({"kept": None}, "'kept' of a state: None")),
         ({"kept": {**kept, "strange": {}}}, "'kept' of a state"),
         ({"kept": {**kept, "residual": nan}}, "'residual' of 'first' of a state"),
         ({"kept": {**kept, "residual": {"first": [1.0]}}}, "'residual' of 'first' of a state"),
@@ -187,8 +186,7 @@ def _refused_states(job, happens=True):
         ),
         ({"steps": None}, "'steps' of a state: None"),
         ({"factors": None}, "'factors' of a state: None"),
-        ({"scale": 0}, "'scale' of a state: 0"),
-        ({"scale": "x"}, "'scale' of a state: 'x'"),
+        *(({"scale": 0}, "'scale' of a state: 0"), ({"scale": "x"}, "'scale' of a state: 'x'")),
         ({"flushing": None}, "'flushing' of a state: None"),
         ({"uneven": 1}, "'uneven' of a state: 1"),
         ({"rank_and_size": 5}, "'rank_and_size' of a state: 5"),

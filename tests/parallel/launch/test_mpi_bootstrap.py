@@ -63,10 +63,8 @@ pmix_client.main()
 @pytest.mark.parametrize(
     ("order", "slow"),
     [
-        ("exchange", False),
-        ("exchange init exchange finalize", False),
-        ("init exchange finalize exchange", False),
-        ("exchange init exchange finalize", True),
+        *(("exchange", False), ("exchange init exchange finalize", False)),
+        *(("init exchange finalize exchange", False), ("exchange init exchange finalize", True)),
     ],
 )
 @on_ranks(3, starts=False, launcher="openmpi")

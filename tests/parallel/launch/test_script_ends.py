@@ -51,8 +51,7 @@ def _run(launcher, how, path="", engine="auto"):
 @pytest.mark.parametrize(
     ("launcher", "engine"),
     [
-        ("mpirun", "mpi"),
-        ("openmpi", "tcp"),
+        *(("mpirun", "mpi"), ("openmpi", "tcp")),
         pytest.param("mpirun", "tcp", marks=pytest.mark.nightly),
         pytest.param("openmpi", "mpi", marks=pytest.mark.nightly),
     ],

@@ -151,8 +151,7 @@ def run_together(*places, token=""):
 @pytest.mark.parametrize(
     "order",
     [
-        ((0, 0), (0, 1), (1, 0), (1, 1)),
-        ((0, 1), (0, 0), (1, 0), (1, 1)),
+        *(((0, 0), (0, 1), (1, 0), (1, 1)), ((0, 1), (0, 0), (1, 0), (1, 1))),
         pytest.param(((0, 0), (1, 0), (1, 1), (0, 1)), marks=pytest.mark.nightly),
         pytest.param(((0, 1), (1, 0), (1, 1), (0, 0)), marks=pytest.mark.nightly),
         # Their command lines are the same.

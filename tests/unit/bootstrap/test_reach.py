@@ -268,8 +268,7 @@ def port_of():
         (["answering", "mute"], 60.0, Look(["way 0"])),
         (["refusing", "answering"], 60.0, Look(["way 1"], ["way 0"])),
         (["mute", "answering"], 0.2, Look(["way 1"], ["way 0"])),
-        (["mute", "refusing"], 0.2, Look()),
-        ([], 60.0, Look()),
+        *((["mute", "refusing"], 0.2, Look()), ([], 60.0, Look())),
     ],
 )
 def test_which_of_several_addresses_answers(ports, patience_s, expected, port_of):

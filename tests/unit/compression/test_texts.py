@@ -170,10 +170,7 @@ def test_numbers_of_numpy_are_numbers():
             "auto:int8:block=512+mstopk:density=0.001,mode=exact",
             (Quantised("int8", block=512), MSTopK(density=0.001, mode="exact")),
         ),
-        ("auto:none+bf16", (BF16,)),
-        ("int8", None),
-        (BF16, None),
-        (None, None),
+        *(("auto:none+bf16", (BF16,)), ("int8", None), (BF16, None), (None, None)),
     ],
 )
 def test_what_a_chooser_may_take(text, allowed):
@@ -192,8 +189,7 @@ SHAPE = (128, 128)
         ("layer.weight", (128, 128), "float32", True),
         ("layer.weight", (128, 127), "float32", False),
         ("conv.weight", (64, 64, 3, 3), "float32", True),
-        ("norm.weight", (1 << 20,), "float32", False),
-        ("scale", (), "float32", False),
+        *(("norm.weight", (1 << 20,), "float32", False), ("scale", (), "float32", False)),
         ("empty", (0, 1 << 20), "float32", False),
         ("layer.weight", (128, 128), "float16", False),
     ],
@@ -265,10 +261,8 @@ def test_density_falls_in_geometric_steps_and_nothing_else_does():
 @pytest.mark.parametrize(
     ("policy", "keeps"),
     [
-        (Policy(Quantised("int8")), NoFeedback()),
-        (Policy(Quantised("int4")), Residual()),
-        (Policy(MSTopK()), Residual()),
-        (Policy(PowerSGD()), Residual()),
+        *((Policy(Quantised("int8")), NoFeedback()), (Policy(Quantised("int4")), Residual())),
+        *((Policy(MSTopK()), Residual()), (Policy(PowerSGD()), Residual())),
         (Policy(RandomK()), Residual()),
         (Policy(RandomK(unbiased=True)), NoFeedback()),  # what it loses grows when it is sent
         (Policy(MSTopK(), feedback=NoFeedback()), NoFeedback()),

@@ -167,10 +167,8 @@ def test_the_rate_of_sgd_follows_whoever_sets_lr(kind, given, metric):
 @pytest.mark.parametrize(
     ("momentum", "dampening", "nesterov", "weight_decay", "larc"),
     [
-        (0.9, 0.0, True, 1e-2, False),
-        (0.9, 0.0, False, 1e-2, True),
-        (0.8, 0.3, False, 0.0, False),
-        (0.0, 0.0, False, 1e-2, False),
+        *((0.9, 0.0, True, 1e-2, False), (0.9, 0.0, False, 1e-2, True)),
+        *((0.8, 0.3, False, 0.0, False), (0.0, 0.0, False, 1e-2, False)),
     ],
 )
 def test_lars_is_that_of_timm(momentum, dampening, nesterov, weight_decay, larc, way):

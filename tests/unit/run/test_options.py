@@ -86,13 +86,11 @@ def test_dry_run_shows_ranks_and_variables(launch, monkeypatch):
     [
         ("-np 1 --gloo --mpi true", "exclude each other"),
         ("-np 1 --mpi --output-filename out true", "--mpi-args"),
-        ("-np 2", "no command"),
-        ("python x.py", "how many ranks"),
+        *(("-np 2", "no command"), ("python x.py", "how many ranks")),
         ("-np 0 python", "how many ranks"),
         ("-np 99999 true", "-np 99999 is more than a job can have: "),
         ("-np 2 no-such-program", "'no-such-program' was not found"),
-        ("-np 2 -H far:2 true", "use --mpi"),
-        ("-np 3 -H localhost:2 true", "2 slots"),
+        *(("-np 2 -H far:2 true", "use --mpi"), ("-np 3 -H localhost:2 true", "2 slots")),
         ("-np 2 --torchrun -H far:2 true", "this machine only"),
         ("-np 1 --profile /tmp true", "profile /tmp: a folder (expected a file); name one in it, "),
         ("--netcheck h1,h1", "named twice"),
@@ -161,13 +159,10 @@ def test_more_ranks_than_the_machine_can_have_are_refused(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("variable", "value", "expected"),
     [
-        ("AIACC_SIZE", "5", "2"),
-        ("HOROVOD_SIZE", "5", "2"),
-        ("AIACC_RANK", "1", "0..1, one for each"),
-        ("AIACC_LOCAL_SIZE", "1", "2"),
+        *(("AIACC_SIZE", "5", "2"), ("HOROVOD_SIZE", "5", "2")),
+        *(("AIACC_RANK", "1", "0..1, one for each"), ("AIACC_LOCAL_SIZE", "1", "2")),
         ("AIACC_LOCAL_RANK", "0", "0..1, one for each"),
-        ("AIACC_CROSS_SIZE", "2", "1"),
-        ("AIACC_CROSS_RANK", "1", "0"),
+        *(("AIACC_CROSS_SIZE", "2", "1"), ("AIACC_CROSS_RANK", "1", "0")),
     ],
 )
 def test_variables_that_contradict_the_launch(launch, monkeypatch, variable, value, expected):

@@ -19,8 +19,7 @@ def test_its_steps_are_those_of_torchs():
 
     shapes = [(4, 3), (5,), (2, 2, 3), (1, 2)]
     for options, theirs in (
-        ({}, {}),
-        ({"weight_decay": 0.1, "nesterov": True}, {}),
+        *(({}, {}), ({"weight_decay": 0.1, "nesterov": True}, {})),
         ({"momentum": 0.0, "trust_clamp": (2e-3, 4e-3)}, {}),
         ({"weight_decay": 0.1}, {"exclude": ("*2", "*1")}),
         ({"weight_decay": 0.1}, {"exclude": "*[12]"}),

@@ -28,10 +28,8 @@ class WhileBodyFuncGraph(ControlFlowFuncGraph):
         (_Graph("train_step"), "train_step.allreduce"),
         (_Graph("cond_true_1234"), "cond_true.allreduce"),
         (_Graph("cond_true_12_grad_34"), "cond_true_grad.allreduce"),
-        (_Graph("<lambda>"), "lambda.allreduce"),
-        (_Graph("__inner"), "inner.allreduce"),
-        (_Graph(""), "allreduce"),
-        (object(), "allreduce"),
+        *((_Graph("<lambda>"), "lambda.allreduce"), (_Graph("__inner"), "inner.allreduce")),
+        *((_Graph(""), "allreduce"), (object(), "allreduce")),
     ],
 )
 def test_nodes_are_called_after_their_function(graph, name):
