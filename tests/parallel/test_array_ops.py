@@ -183,7 +183,6 @@ def test_tensors_that_numpy_does_not_take_are_refused_with_a_reason():
 
 # --- what the core offers to front-ends: times, proposals and refusals
 
-
 _FLOAT32 = 7
 
 

@@ -24,7 +24,6 @@ PLATEAU = 26.8
 _ACCURACY = re.compile(r"^test accuracy ([\d.]+)%  on (\d) rank\(s\)$", re.MULTILINE)
 _LAST_EPOCH = re.compile(r"^epoch 3/3 .* (\d+) samples, (\d+) from memory", re.MULTILINE)
 
-
 AT_NIGHT = pytest.mark.nightly
 ONE, STARTED = (pytest.param(*way, marks=AT_NIGHT) for way in (("python", 1), ("aiaccrun", 2)))
 by_launcher = pytest.mark.parametrize(("launcher", "size"), [ONE, STARTED, ("forked", 2)])
@@ -142,7 +141,6 @@ def test_bad_options_are_named(example, option, value, said, capsys):
 
 
 # --- compressed_text.py
-
 
 _SUMMARY = re.compile(
     r"^held-out loss ([\d.]+)  compression (\S+)  ([\d.]+) KiB on the wire and [\d.]+ ms per step "

@@ -223,7 +223,6 @@ def test_different_settings_are_an_error_on_both_ranks(name, value, text):
 
 # --- a rank that has no memory for what the others give it
 
-
 #: Zeros that nobody has touched take no memory of the machine.
 _BYTES = 1 << 30
 

@@ -19,8 +19,6 @@ from tests.support.ranks import free_port, rank_environment, run_ranks
 
 #: Number of elements: of the express lane, of one unit, and of several units on all lanes.
 COUNTS = (3, 50_001, 2_000_003)
-
-
 AT_NIGHT = [pytest.param(hosts, marks=pytest.mark.nightly) for hosts in ("aabb", "aaab")]
 
 

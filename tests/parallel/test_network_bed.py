@@ -204,7 +204,6 @@ def test_units_are_larger_between_hosts_that_are_far_from_each_other(
 
 # --- hosts with several interfaces and kinds of address
 
-
 #: Lanes, the express lane, and the pairs of an all-to-all.
 _BODY = """
 import json, pathlib, socket, sys

@@ -72,7 +72,6 @@ def test_all_survivors_name_the_rank_that_died(seed):
 
 # --- K lanes of engine tcp are K TCP flows, each with its share of one large tensor
 
-
 _SO_MAX_PACING_RATE = 47
 #: Where struct tcp_info of linux/tcp.h has the bytes that have come.
 _BYTES_RECEIVED = 128

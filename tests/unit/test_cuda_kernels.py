@@ -25,7 +25,6 @@ ENTRY = re.compile(
     re.DOTALL,
 )
 
-
 #: Those with passes that a step seldom needs, which may spill, as may functions that they call.
 SELDOM = {"aiacc_select_foresee", "aiacc_select_finish"}
 #: Those that move packed factors, and bytes of an element. Rows of a triangle begin at any address,
@@ -35,8 +34,6 @@ FACTORS = {
     for work in ("pack", "unpack", "average")
     for dtype, size in (("float32", 4), ("float64", 8))
 }
-
-
 #: Of an access to memory in intermediate code: how many at a time, and bits of each.
 WIDTH = r"(?:\.global)?(?:\.v(\d))?\.[a-z](\d+)"
 #: Those that go to any places, 4 bytes each.

@@ -202,7 +202,6 @@ def test_parameters_trained_later_are_watched_while_a_hook_is_there():
 
 # --- sums and what ranks keep are, together, all gradients that there were
 
-
 #: Both memory layouts; small ones; one that rank 1 alone has in every other step.
 _LAYOUTS = {
     "conv": (16, 4, 3, 3),

@@ -432,7 +432,6 @@ def test_ranks_stay_alike_in_a_job_that_starts_anew(kind, load):
 
 # --- when factors travel
 
-
 LAYERS, STEPS = 3, 3
 
 

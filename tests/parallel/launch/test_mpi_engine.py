@@ -80,7 +80,6 @@ def _shared_memory() -> set[str]:
 
 # --- with little shared memory, such as a container with its 64 MiB
 
-
 ON_HOSTS = """
 import tests.support.pretend_hosts
 import numpy as np

@@ -111,7 +111,6 @@ def test_ranks_of_different_scripts_without_a_token_are_mentioned():
 
 # --- started at once: nothing says who comes first
 
-
 #: Says "computed" if it gets through, else what it was told.
 PROGRAM = """
 import sys

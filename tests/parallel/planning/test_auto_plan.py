@@ -341,7 +341,6 @@ def test_an_optimizer_that_is_dropped_leaves_nothing():
 
 # --- ranks that call `step` unequally often, and reduce equally often, as after errors on one
 
-
 #: Steps that the first rank ends in another way: some step, and those that end a phase.
 _ODD = (3, 5, 12)
 
@@ -428,7 +427,6 @@ def test_what_searches_or_is_profiled_counts_reductions(arguments, tmp_path):
 
 
 # --- a plan that is given
-
 
 PLAN = Plan(
     "mine",

@@ -154,7 +154,6 @@ def test_a_bucket_without_all_its_gradients_goes_one_by_one():
 
 # --- what AIACC_PROFILE writes
 
-
 STEPS = WARM_UP + COUNTED
 _in_tensorflow = partial(on_ranks, env=ENV, starts=False)
 

@@ -37,7 +37,6 @@ from tests.support.operations import Unloadable
 
 # --- every class of torch, and copies
 
-
 CLASSES = sorted(
     name
     for name, value in vars(torch.optim).items()
@@ -212,7 +211,6 @@ def test_any_state_is_broadcast_as_it_is_or_all_ranks_are_told():
 
 # --- gradients that travel in less precision
 
-
 #: By how much, relatively, a rounding changes a number, and the largest that it makes zero.
 _ROUNDING = {"bf16": (2.0**-8, 0.0), "fp16": (2.0**-11, 2.0**-25)}
 
@@ -247,7 +245,6 @@ def test_models_of_bfloat16():
 
 
 # --- sparse gradients
-
 
 _sgd = partial(torch.optim.SGD, lr=1.0)
 _sparse_adam = partial(torch.optim.SparseAdam, lr=0.1)

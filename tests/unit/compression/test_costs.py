@@ -226,7 +226,6 @@ def test_bad_input_is_named(call, text):
 
 # --- what `aiacc-plan explain --compression` prints
 
-
 BUCKETS = [1 << 20, 3 << 20]
 
 

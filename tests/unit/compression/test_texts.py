@@ -179,7 +179,6 @@ def test_what_a_chooser_may_take(text, allowed):
 
 # --- which gradients a policy compresses, and how much when
 
-
 SHAPE = (128, 128)
 
 

@@ -190,7 +190,6 @@ def test_bad_arguments_are_named(call, text):
 
 # --- packed factors; that kernels pack the same says packed_factors of tests/gpu/factor_bodies.py
 
-
 #: Beyond 256 triangles are cut into squares of 128, with a rest or without.
 FORMS = [(1, 1), (5, 5), (7,), (3, 4, 4), (256, 256), (257, 257), (2, 300, 300), (384, 384), (5, 5)]
 

@@ -185,7 +185,6 @@ def test_a_fit_finds_the_polynomial_that_made_the_samples_and_no_negative_one():
 
 # --- distributions: who needs what
 
-
 COSTS = StageCosts(Polynomial(1e-4, 1e-9, 1e-13), Affine(1e-3, 1e-9))
 
 

@@ -349,8 +349,6 @@ def endings(*each):
 
 _LEFT = "aiacc.exceptions.ShutdownError: rank 1 has shut down"
 _LOST = "aiacc.exceptions.PeerLostError: lost rank 1"
-
-
 _LOST_12 = "aiacc.exceptions.PeerLostError: [tcp] lost rank 12 on lane 1: it closed"
 _IN_A_GRAPH = f"tensorflow.errors_impl.AbortedError: Graph: {NAMES_1.partition(': ')[2]}"
 

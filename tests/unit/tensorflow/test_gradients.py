@@ -192,7 +192,6 @@ def test_a_loss_scale_optimizer_is_distributed_by_what_is_in_it():
 
 # --- statistics of batches that are added up
 
-
 BATCH = np.random.default_rng(1).normal(1000.0, 2.0, size=(7, 5, 3)).astype(np.float32)
 
 

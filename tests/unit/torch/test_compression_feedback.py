@@ -212,7 +212,6 @@ def test_what_is_no_state_is_an_error_that_says_so(state):
 
 # --- PowerSGD, as far as steps of jobs do not show it: see tests/parallel/compression
 
-
 SHAPES = {"a": (12, 20), "bias": (7,), "b": (6, 4, 3, 3)}
 PLACES = [("a", 0), ("b", 2)]
 

@@ -31,7 +31,6 @@ from aiacc.torch.wrapped_optimizer import REPLACED
 
 pytestmark = pytest.mark.usefixtures("job_of_one")
 
-
 GOOD = torch.ones(2, 3)
 REFUSED = [
     (GOOD.T, ValueError, r"strides \(1, 3\).*contiguous\(\)"),

@@ -41,7 +41,6 @@ _GIVEN = Plan("given", (("e", "c", "a"), ("d", "gone"), ("b",)))
 _SIXTEEN = _gradients(16, 16, 16, 16, 16)
 _ON_TWO_DEVICES = _gradients(1, 1, 1, 1, 1, device_keys=[0, 1, 0, 1, 1])
 
-
 #: (planner, gradients, plan)
 PLANS = [
     # Single gradients are in no bucket.
