@@ -33,14 +33,11 @@ _NAMES = ["int8", "int4:block=128", "fp8:block=1024", "mstopk:density=0.05,mode=
 
 def _call_every_way(tensor, **options):
     """One after the other, each with its own copy of ``tensor``; 1 of a group is its double."""
-    yield hvd.allreduce(tensor.clone(), **options)
-    yield hvd.allreduce_(tensor.clone(), **options)
-    yield hvd.synchronize(hvd.allreduce_async(tensor.clone(), **options))
-    yield hvd.synchronize(hvd.allreduce_async_(tensor.clone(), **options))
-    yield hvd.grouped_allreduce([tensor.clone()], **options)[0]
-    yield hvd.grouped_allreduce_([tensor.clone()], **options)[0]
-    yield hvd.synchronize(hvd.grouped_allreduce_async([tensor.clone()], **options))[0]
-    yield hvd.synchronize(hvd.grouped_allreduce_async_([tensor.clone()], **options))[0]
+    for form in ("", "_", "_async", "_async_"):
+        for verb, given in (("allreduce", tensor.clone()), ("grouped_allreduce", [tensor.clone()])):
+            found = getattr(hvd, verb + form)(given, **options)
+            found = hvd.synchronize(found) if "async" in form else found
+            yield found if verb == "allreduce" else found[0]
 
 
 @on_ranks_over_tcp(2, 3)
@@ -198,14 +195,11 @@ def test_gradients_of_one_rank_alone_stay_as_they_are():
 # --- refusals, and ranks that differ
 
 
-def _grouped(tensor, **options):
-    return hvd.grouped_allreduce([tensor], **options)
+def _grouped(tensor, call=hvd.grouped_allreduce, **options):
+    return call([tensor], **options)
 
 
-def _grouped_scatter(tensor, **options):
-    return hvd.grouped_reducescatter([tensor], **options)
-
-
+_BY_POLICY = {"compression": Policy(MSTopK())}
 _POLICY = r"Policy.*\(expected .*DistributedOptimizer"
 _SCATTERED = r"Policy.* of a reduce-scatter .*use Compression\.bf"
 _REFUSED = [
@@ -214,11 +208,9 @@ _REFUSED = [
         for op, text in {hvd.Min: "Min", hvd.Product: "Product", hvd.Adasum: "Adasum"}.items()
     ),
     (hvd.allreduce, {"compression": "int9"}, "codec 'int9'"),
-    (hvd.allreduce, {"compression": Policy(MSTopK())}, _POLICY),
-    (hvd.allreduce_, {"compression": Policy(MSTopK())}, _POLICY),
-    (_grouped, {"compression": Policy(MSTopK())}, _POLICY),
-    (hvd.reducescatter, {"compression": Policy(MSTopK())}, _SCATTERED),
-    (_grouped_scatter, {"compression": Policy(MSTopK())}, _SCATTERED),
+    *((call, _BY_POLICY, _POLICY) for call in (hvd.allreduce, hvd.allreduce_, _grouped)),
+    (hvd.reducescatter, _BY_POLICY, _SCATTERED),
+    (_grouped, {"call": hvd.grouped_reducescatter, **_BY_POLICY}, _SCATTERED),
     (hvd.reducescatter, {"compression": "int8"}, r"compression=int8.*use Compression\.bf16"),
     (hvd.allreduce, {"compression": "powersgd"}, r"powersgd of an operation .*DistributedOptim"),
 ]

@@ -70,12 +70,8 @@ def _norms_first(model, rank, batch):
     return loss(model, rank, batch) * (1 + 0.1 * sum(norms) + vector.abs().max())
 
 
-def _encodes(model, rank, batch):
-    return model.encode(rows(rank, batch)).pow(2).mean()
-
-
-def _forwards(model, rank, batch):
-    return model.forward(rows(rank, batch)).pow(2).mean()
+def _calls(name, model, rank, batch):
+    return getattr(model, name)(rows(rank, batch)).pow(2).mean()
 
 
 def _functional(model, rank, batch):
@@ -164,7 +160,8 @@ class _Recurrent(nn.Module):
 
 
 _USES = [
-    *((_Encoder, on) for on in (_regularised, _norms_first, _encodes, _forwards, _functional)),
+    *((_Encoder, partial(_calls, name)) for name in ("encode", "forward")),
+    *((_Encoder, on) for on in (_regularised, _norms_first, _functional)),
     (_Encoder, _by_a_function_of_ones_own),
     *((kind, loss) for kind in (_Attention, _Tied, _Backwards, _normed, _Recurrent)),
 ]

@@ -241,11 +241,8 @@ def test_large_sums_need_no_buffer(size):
 
 def _process_group(arguments):
     process_group.join(**arguments)
-    test_process_group._reduce()
-    test_process_group._move()
-    test_process_group._scatter()
-    test_process_group._asynchronous()
-    test_process_group._callbacks_that_wait()
+    for check in ("reduce", "move", "scatter", "asynchronous", "callbacks_that_wait"):
+        getattr(test_process_group, f"_{check}")()
     torch.distributed.destroy_process_group()
 
 

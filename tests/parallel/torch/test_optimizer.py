@@ -6,9 +6,8 @@ That training is the same in every situation is in test_optimizer_situations.py.
 import copy
 import inspect
 import os
-from collections import defaultdict, deque
+from collections import defaultdict, deque, namedtuple
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -173,9 +172,7 @@ def test_state_that_is_no_tensor_is_broadcast_and_loaded(kind):
         compare(steps, recipe, exactly=not sparse, **options)
 
 
-class _Pair(NamedTuple):
-    rows: torch.Tensor
-    phase: str
+_Pair = namedtuple("_Pair", "rows phase")
 
 
 @on_ranks(2)

@@ -330,10 +330,6 @@ def _neighbours(length, gradients):
     return [range(begin, min(begin + length, count)) for begin in range(0, count, length)]
 
 
-def _twice(gradients):
-    return [[0, 1], [1]]
-
-
 def _reducer_of(model, divide, storage):
     options = ReductionOptions(planner=Planner(divide, argument="mine"), storage=storage)
     reducer = GradientReducer(list(model.named_parameters()), options, 1)
@@ -366,7 +362,7 @@ def test_plans_from_outside(storage, plan):
 @on_ranks(2, each={"storage": _STORAGES})
 def test_a_plan_that_is_none_is_an_error_and_gradients_go_by_themselves(storage):
     model = _net()
-    reducer = _reducer_of(model, _twice, storage)
+    reducer = _reducer_of(model, lambda gradients: [[0, 1], [1]], storage)
     _backward(model)
     with pytest.raises(ValueError, match=r"mine: .*at most once"):
         reducer.finish()

@@ -325,8 +325,7 @@ GUARANTEES = [
         for lacking in [(), (1, 2)]
     ),
     _gradients_that_no_rank_has_are_those_of_a_step_without_scaler,
-    partial(_a_step_may_be_left_out_by_all, False),
-    partial(_a_step_may_be_left_out_by_all, True),
+    *(partial(_a_step_may_be_left_out_by_all, scaled) for scaled in (False, True)),
     _unscaling_too_early_is_refused,
     partial(_gradients_dropped_once_they_have_left_are_refused, nn.Module.zero_grad),
     partial(_gradients_dropped_once_they_have_left_are_refused, _drop_one),
@@ -337,10 +336,8 @@ GUARANTEES = [
     *(partial(_parameters_that_nobody_reduces_are_refused, where) for where in (False, True)),
     _attributes_are_read_by_one_rank_alone,
     _passes_of_an_unfinished_window_are_forgotten,
-    partial(_two_of_equal_names_learn_what_each_learns_alone, True),
-    partial(_two_of_equal_names_learn_what_each_learns_alone, False),
-    partial(_two_in_another_order_are_refused, False),
-    partial(_two_in_another_order_are_refused, True),
+    *(partial(_two_of_equal_names_learn_what_each_learns_alone, one) for one in (True, False)),
+    *(partial(_two_in_another_order_are_refused, jointly) for jointly in (False, True)),
 ]
 
 

@@ -244,12 +244,8 @@ def _thawed(training):
         train(training, [batch])
 
 
-def _all_but_single(parameters):
-    return momentum([*parameters][:-4])
-
-
 def _added(training):
-    """Parameters that no group has had."""
+    """Parameters that no group has had: those of `single`, which are the last but the frozen."""
     added = training.model.single.requires_grad_(False)
     train(training, range(3))
     group = {"params": list(added.requires_grad_(True).parameters()), "lr": 0.05}
@@ -455,7 +451,7 @@ SITUATIONS = {
     "given other memory": Situation(scheduled, {}, partial(_Assigns, lr=0.5)),
     "thawed": Situation(_thawed, without=_DECOUPLED),
     "a group added": Situation(
-        _added, {}, _all_but_single, without=(*_DECOUPLED, "plan", "plan of views")
+        _added, {}, lambda of: momentum([*of][:-4]), without=(*_DECOUPLED, "plan", "plan of views")
     ),
     "several jobs": Situation(_in_several_jobs, without=_DECOUPLED),
 }

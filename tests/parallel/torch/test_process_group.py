@@ -424,14 +424,10 @@ def test_complex_parameters_and_buffers():
     expected = flat(train(alone(Recipe(lambda: _Complex(0), _sgd, _LOSS)), range(5)).model)
     for hooked in (False, True):
         torch.testing.assert_close(_trained(hooked, make=lambda: _Complex(hvd.rank())), expected)
+    maximum = dist.AllreduceOptions()
+    maximum.reduceOp = dist.ReduceOp.MAX
     with pytest.raises(ValueError, match=r"complex64.*view_as_real"):
-        dist.group.WORLD.allreduce([expected], _maximum()).wait()
-
-
-def _maximum():
-    options = dist.AllreduceOptions()
-    options.reduceOp = dist.ReduceOp.MAX
-    return options
+        dist.group.WORLD.allreduce([expected], maximum).wait()
 
 
 def _two_models_in_one_pass():
