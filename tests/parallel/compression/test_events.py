@@ -40,9 +40,7 @@ def _policy(codec, feedback=None, **options):
 
 _TOPK = "topk:density=0.05"
 _RESIDUALS = [
-    _policy(_TOPK),
-    _policy(_TOPK, Residual(beta=0.5)),
-    _policy("int8", Residual()),
+    *(_policy(_TOPK), _policy(_TOPK, Residual(beta=0.5)), _policy("int8", Residual())),
     _policy("int4"),
 ]
 _EF21 = _policy(_TOPK, EF21())

@@ -251,9 +251,7 @@ def test_ranks_that_differ_are_told_so():
             optimizer.synchronize()
 
     for different in (
-        {"damping": 0.1 + rank},
-        {"solve": EIGH if rank else CHOLESKY},
-        {"lr": 0.1 + rank},
+        *({"damping": 0.1 + rank}, {"solve": EIGH if rank else CHOLESKY}, {"lr": 0.1 + rank}),
         {"factor_every": lambda number: 1 + rank},  # one would wait for the other's factors
         {"costs": COSTS if rank else None},
         {"costs": dataclasses.replace(COSTS, overlap=1 - rank / 2)},

@@ -40,11 +40,8 @@ def test_what_runs_in_a_line():
 
 _WRONG = [
     {"presence": Presence("s", 1, [Candidate("eth0", "10.0.0.300", 24)])},
-    {"presence": Presence("s", 1 << 16)},
-    {"presence": Presence("s", -1)},
-    {"generation": -1},
-    {"generation": 1 << 31},
-    {"token": b"short"},
+    *({"presence": Presence("s", 1 << 16)}, {"presence": Presence("s", -1)}, {"generation": -1}),
+    *({"generation": 1 << 31}, {"token": b"short"}),
 ]
 
 

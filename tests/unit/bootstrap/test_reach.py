@@ -189,9 +189,7 @@ NOTHING_FITS = [
             "ranks 0 and 1 have no addresses",
             "node0 (rank 0): docker0 172.17.0.1/16 (another host has it, too), lo 127.0.0.1/8 "
             "(loopback);",
-            "node2 (rank 2)",
-            "eth0 10.0.0.1/24",
-            "set AIACC_IFACE",
+            *("node2 (rank 2)", "eth0 10.0.0.1/24", "set AIACC_IFACE"),
         ],
     ),
     ("", 1, 2, ["ranks 0 and 1 ", "node0 (rank 0): none"]),
@@ -220,12 +218,8 @@ def test_a_thousand_hosts_are_no_matter():
 def test_every_pair_connects_to_an_address_that_its_owner_has_and_no_other_host():
     """All small topologies of some interfaces, and who is where in them."""
     kinds = [
-        DOCKER0,
-        "eth0 10.0.0.#/24",
-        "eth0 10.#.0.1/24, eth1 10.0.0.#/24",
-        "eth0 fd00::#/64",
-        f"{FOUR_AND_SIX}, {DOCKER0}",
-        LO,
+        *(DOCKER0, "eth0 10.0.0.#/24", "eth0 10.#.0.1/24, eth1 10.0.0.#/24", "eth0 fd00::#/64"),
+        *(f"{FOUR_AND_SIX}, {DOCKER0}", LO),
     ]
     fitting = 0
     for picks in itertools.product(kinds, repeat=3):

@@ -23,26 +23,17 @@ from aiacc.compression.feedback import EF21, Momentum, NoFeedback, Residual
 from aiacc.compression.policy import Policy
 
 CODECS = {
-    "none": Cast("none"),
-    "fp16": Cast("fp16"),
-    "bf16": Cast("bf16"),
-    "int8": Quantised("int8"),
+    **{"none": Cast("none"), "fp16": Cast("fp16"), "bf16": Cast("bf16"), "int8": Quantised("int8")},
     "int8:block=512": Quantised("int8", block=512),
     "int4:block=128,stochastic=true": Quantised("int4", 128, stochastic=True),
-    "fp8": Quantised("fp8"),
-    "mstopk": MSTopK(),
-    "mstopk:density=0.001": MSTopK(density=0.001),
+    **{"fp8": Quantised("fp8"), "mstopk": MSTopK(), "mstopk:density=0.001": MSTopK(density=0.001)},
     "mstopk:density=1e-05,mode=exact": MSTopK(density=1e-5, mode="exact"),
-    "topk:density=0.1": Sparse("topk", 0.1),
-    "randomk": RandomK(),
-    "powersgd": PowerSGD(),
+    **{"topk:density=0.1": Sparse("topk", 0.1), "randomk": RandomK(), "powersgd": PowerSGD()},
     "powersgd:rank=2": PowerSGD(rank=2),
     "randomk:density=0.02,unbiased=true": RandomK(density=0.02, unbiased=True),
 }
 FEEDBACK = {
-    "none": NoFeedback(),
-    "residual": Residual(),
-    "residual:beta=0.9": Residual(0.9),
+    **{"none": NoFeedback(), "residual": Residual(), "residual:beta=0.9": Residual(0.9)},
     "momentum": Momentum(),
     "momentum:momentum=0.5,masking=false": Momentum(0.5, masking=False),
     "momentum:nesterov=true": Momentum(nesterov=True),

@@ -76,12 +76,8 @@ def hybrid(lr, sgd_lr, weight_decay, share):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"nesterov": True},
-        {"momentum": 0.0, "weight_decay": 0.0},
-        {"trust_clamp": (3e-3, 6e-3)},
-        {"larc": True, "lr": 1e-3},
-        {"trust_coefficient": 0.02},
+        *({}, {"nesterov": True}, {"momentum": 0.0, "weight_decay": 0.0}),
+        *({"trust_clamp": (3e-3, 6e-3)}, {"larc": True, "lr": 1e-3}, {"trust_coefficient": 0.02}),
     ],
     ids=str,
 )

@@ -104,10 +104,8 @@ def test_the_digest_is_of_what_a_plan_does():
     same = dataclasses.replace(PLAN, planner="threshold(25)", predicted_s=2.0)
     assert same.digest == PLAN.digest
     for change in (
-        {"buckets": (("a",), ("b", "c"))},
-        {"buckets": (("b", "a"), ("c",))},
-        {"schedule": "decoupled"},
-        {"lanes": 2},
+        *({"buckets": (("a",), ("b", "c"))}, {"buckets": (("b", "a"), ("c",))}),
+        *({"schedule": "decoupled"}, {"lanes": 2}),
     ):
         assert dataclasses.replace(PLAN, **change).digest != PLAN.digest
 

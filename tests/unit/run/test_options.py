@@ -49,13 +49,9 @@ def test_options_become_settings():
         "--cache-capacity 9 --start-timeout 7 --timeline-filename t.json x"
     )
     assert settings_of(parser().parse_args(given.split())) == {
-        "AIACC_AUTOTUNE": "1",
-        "AIACC_IFACE": "eth0,eth1",
-        "AIACC_STALL_WARN_S": "0",
-        "AIACC_TIMELINE_MARK_CYCLES": "1",
-        "AIACC_CACHE_CAPACITY": "9",
-        "AIACC_CONNECT_TIMEOUT_S": "7",
-        "AIACC_TIMELINE": "t.json",
+        **{"AIACC_AUTOTUNE": "1", "AIACC_IFACE": "eth0,eth1", "AIACC_STALL_WARN_S": "0"},
+        **{"AIACC_TIMELINE_MARK_CYCLES": "1", "AIACC_CACHE_CAPACITY": "9"},
+        **{"AIACC_CONNECT_TIMEOUT_S": "7", "AIACC_TIMELINE": "t.json"},
     }
 
 

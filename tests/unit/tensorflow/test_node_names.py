@@ -41,9 +41,7 @@ def test_unnamed_nodes_are_numbered_in_their_place():
     body = WhileBodyFuncGraph("while_body_3", step)
     names = [node_names.of_node(graph, "allreduce") for graph in (step, body, step, body)]
     assert names == [
-        "allreduce.node.step.1",
-        "allreduce.node.step/while_body.1",
-        "allreduce.node.step.2",
+        *("allreduce.node.step.1", "allreduce.node.step/while_body.1", "allreduce.node.step.2"),
         "allreduce.node.step/while_body.2",
     ]
     assert node_names.of_node(_Graph(""), "allgather") == "allgather.node.1"
@@ -77,9 +75,7 @@ def test_a_call_is_numbered_among_those_of_functions_with_collectives():
     assert node_names.of_call(step, plain) is None
     calls = [(step, leaf), (step, plain), (body, leaf), (step, other)]
     assert [node_names.of_call(graph, function) for graph, function in calls] == [
-        "aiacc_call.0.0.step.leaf.1/",
-        None,
-        "aiacc_call.1.0.step.while_body.leaf.1/",
+        *("aiacc_call.0.0.step.leaf.1/", None, "aiacc_call.1.0.step.while_body.leaf.1/"),
         "aiacc_call.0.0.step.leaf.2/",
     ]
     # Now the caller has collectives.
