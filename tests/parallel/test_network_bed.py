@@ -291,7 +291,8 @@ def test_hosts_behind_the_same_docker0_reach_each_other(name, launcher, families
     with bed_for(spec) as bed:
         said = _compute(bed, launcher, tmp_path)
     for rank in range(4):
-        assert f"reach rank {rank} at {_common(spec, rank // 2)} (eth0): it is " in said
+        common = (a for a in spec.addresses(rank // 2) if (":" in a) == (":" in spec.meeting))
+        assert f"reach rank {rank} at {next(common)} (eth0): it is " in said
     assert "172.17.0.1" not in said
 
 
@@ -320,11 +321,6 @@ def test_a_network_inside_every_host_is_found_out(name, launcher, tmp_path):
     assert "172.29." not in said
     for rank in range(4) if launcher == "explicit" else ():
         assert f"reach rank {rank} at 10.77.0.{rank // 2 + 1} (eth0): it is in a network" in said
-
-
-def _common(spec: Spec, host: int) -> str:
-    """Address of a host, of the kind that both have."""
-    return next(one for one in spec.addresses(host) if (":" in one) == (":" in spec.meeting))
 
 
 def test_hosts_of_all_kinds_by_a_name_with_two_addresses(name, tmp_path):

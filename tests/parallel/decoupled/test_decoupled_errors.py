@@ -206,11 +206,12 @@ def test_only_new_parameters_mend_a_failure():
     check_same_everywhere(model)
 
 
-def _meet(folder):
-    """Rank 2 waits until the others are here, too."""
+def _lose_rank_2(folder):
+    """It waits until the others are here, too."""
     if hvd.rank() == 2:
         for fifo in folder.iterdir():
             fifo.open().close()
+        os.kill(os.getpid(), signal.SIGKILL)
     else:
         (folder / str(hvd.rank())).open("w").close()
 
@@ -234,9 +235,7 @@ def test_a_rank_that_dies(when, folder):
 
     def gather():  # all shards have their gradients, the parameters are not sent
         del exchange._gather
-        _meet(folder)
-        if hvd.rank() == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
+        _lose_rank_2(folder)
         exchange._gather()
 
     if when == "gather":
@@ -244,9 +243,7 @@ def test_a_rank_that_dies(when, folder):
         if hvd.rank() == 2:
             train(training, range(2, 3))
     else:
-        _meet(folder)
-        if hvd.rank() == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
+        _lose_rank_2(folder)
         with pytest.raises(hvd.CollectiveError):
             train(training, range(2, 3))
         assert all(map(torch.equal, before, model.parameters()))

@@ -110,10 +110,6 @@ def _decaying(of):
     return of.Adam(0.05, clipnorm=0.1, **decay)
 
 
-def _momentum(of):
-    return of.SGD(0.05, momentum=0.9, clipnorm=0.1)
-
-
 def _sgd(of):
     return of.SGD(0.5)
 
@@ -127,7 +123,7 @@ def _clipped(of):
 #: dense is as in one process with an optimizer that has neither.
 WAYS = {
     "fit": (DENSE, _decaying, {}, {}),
-    "normalised": (NORMED, _momentum, {}, {}),
+    "normalised": (NORMED, lambda of: of.SGD(0.05, momentum=0.9, clipnorm=0.1), {}, {}),
     "a group, eagerly": (DENSE, _decaying, {"groups": 1}, {"run_eagerly": True}),
     "normalised, two groups": (NORMED, _decaying, {"groups": 2}, {"kind": OwnStep}),
     "two passes": (DENSE, _sgd, {"backward_passes_per_step": 2}, {}),

@@ -52,11 +52,6 @@ def _net():
     return _Net().double()
 
 
-def _compiled_net():
-    """Compiled before its optimizer is wrapped."""
-    return hvd.compile_blocks(_net(), backend=BACKEND)
-
-
 NET = Recipe(_net, partial(torch.optim.Adam, lr=0.05), squares(5, 3))
 
 
@@ -73,7 +68,9 @@ def test_same_parameters_as_a_single_process(backend, ways):
     assert not torch.equal(flat(expected), flat(_net()))
     for way, as_views in ways:
         views = {"gradient_as_bucket_view": True, "bucket_bytes": 512} if as_views else {}
-        make = _compiled_net if way == "compiled" else _net
+        make = _net
+        if way == "compiled":  # before its optimizer is wrapped
+            make = partial(hvd.compile_blocks, _net(), backend=BACKEND)
         training = together(NET._replace(make_model=make), **views)
         model = run = training.model
         if way == "whole":

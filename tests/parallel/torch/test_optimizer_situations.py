@@ -315,10 +315,6 @@ def _skipped(value, training, early=None, unscales=False, late=False):
 # --- what is told on every rank, and leaves no trace
 
 
-def _clip_too_early(training):
-    nn.utils.clip_grad_norm_(training.model.parameters(), 1e-3)
-
-
 def _replace(training):
     for parameter in training.model.parameters():
         if parameter.grad is not None:
@@ -418,7 +414,7 @@ OF_ALL = {
     "loaded": Situation(_loaded),
 }
 _FUSED = partial(momentum, fused=True)
-_WRITES = [_clip_too_early, _replace]
+_WRITES = [lambda of: nn.utils.clip_grad_norm_(of.model.parameters(), 1e-3), _replace]
 #: Not of Adasum: it reduces changes, not gradients, and each rank is alone with its scaler.
 SITUATIONS = {
     **OF_ALL,

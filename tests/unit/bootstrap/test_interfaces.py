@@ -87,13 +87,11 @@ OWN = [
     interfaces.OwnAddress("eth0", "fe80::1", 64, True),
     interfaces.OwnAddress("eth1", "fe80::1", 64, True),
 ]
+LONELY = [one for one in OWN if one.address in ("::1", "fe80::1")]
 
 
 def addresses(found):
     return [one.address for one in found]
-
-
-LONELY = [one for one in OWN if one.address in ("::1", "fe80::1")]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from aiacc.bootstrap.providers import slurm
 from aiacc.bootstrap.selection import launcher_of, launchers, warning_about_leftovers
 from aiacc.config import UNKNOWN, SlurmEnvironment, launcher_environment
 from aiacc.exceptions import BootstrapError
+from tests.unit.test_config import given
 
 
 def choose(variables, lineage=(), **changes):
@@ -19,11 +20,6 @@ def choose(variables, lineage=(), **changes):
     provider = select_provider(launcher_environment(variables, lineage), unset | changes)
     provider.close()
     return provider
-
-
-def given(text):
-    """Variables, of "RANK=0 SIZE=2"."""
-    return dict(variable.split("=") for variable in text.split())
 
 
 SLURM = given(

@@ -202,10 +202,6 @@ class Files:
         return self.size
 
 
-def adding(number):
-    return lambda sample: sample + number
-
-
 def crop(sample, size=3):
     return sample[:size]
 
@@ -545,7 +541,7 @@ LEAVES = [
 NODES = [
     *(list, tuple, lambda items: dict(enumerate(items)), lambda items: Files(table=items)),
     *(lambda items: {(1, frozenset([2])): items}, collections.deque),
-    *(lambda items: having(Labels(), items), lambda items: adding(items)),
+    *(lambda items: having(Labels(), items), lambda items: lambda one: one + items),
 ]
 
 

@@ -195,15 +195,11 @@ def random_layers(rng):
     ]
 
 
-def every_kind(ranks):
-    shares = [f"kaisa:{n / ranks:.3f}" for n in range(1, ranks + 1) if ranks % n == 0]
-    return ["replicate", "mpd", "spd", "dp", *shares]
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8])
 def test_every_rank_gets_every_gradient_once_and_whoever_computes_has_what_that_needs(ranks):
     rng = random.Random(ranks)
-    for kind in every_kind(ranks):
+    shares = [f"kaisa:{n / ranks:.3f}" for n in range(1, ranks + 1) if ranks % n == 0]
+    for kind in ["replicate", "mpd", "spd", "dp", *shares]:
         layers = random_layers(rng)
         found = distribute(kind, layers, ranks, COSTS)
         assert [layer.name for layer in found.layers] == [layer.name for layer in layers]
