@@ -98,7 +98,7 @@ def test_transform_runs_after_the_cache(source, opened):
 
 class Augmented(Origin):
     def __getitem__(self, index):
-        return super().__getitem__(index)["image"] + torch.randint(100, (1,)).to(torch.uint8)
+        return super().__getitem__(index)["image"] + torch.rand(1)
 
 
 def test_augmentation_inside_the_dataset_is_noticed(tmp_path, opened):
