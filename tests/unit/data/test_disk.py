@@ -296,12 +296,13 @@ class TestBesideOthers:
 
     def test_a_paused_process_with_the_account_does_not_end_writing(self, tmp_path, monkeypatch):
         disk = open_disk(tmp_path)
+        assert account._PATIENCE_S == 5.0
         monkeypatch.setattr(account, "_PATIENCE_S", 0.0)
         with disk._account._changed():
             assert not disk.write(key(2), content(2))
-            monkeypatch.undo()
+            monkeypatch.setattr(account, "_PATIENCE_S", 10**6)  # not as long again
             monkeypatch.setattr(account, "_NEXT_PATIENCE_S", 0.0)
-            assert not disk.write(key(3), content(3))  # without waiting as long again
+            assert not disk.write(key(3), content(3))
         assert disk.failure is None
         assert disk.write(key(2), content(2))
         disk.close()
