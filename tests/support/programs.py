@@ -36,7 +36,8 @@ def run_program(
         cwd: Where it runs.
         check: Whether an exit status other than 0 is an error.
         input: Text for standard input, which is empty otherwise.
-        merged: Standard error goes to standard output, in the order in which it is written.
+        merged: Standard error is put behind standard output. In one pipe a rank's lines would break
+            the traceback of another, which Python writes in pieces.
         limit_s: Seconds until it counts as hanging.
 
     Raises:
@@ -51,7 +52,7 @@ def run_program(
         cwd=cwd,
         stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if merged else subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         errors="replace",
         start_new_session=True,
@@ -66,7 +67,10 @@ def run_program(
         except BaseException:  # of pytest, for example, whose own limit has expired
             _signal(_family(process.pid), signal.SIGKILL)
             raise
-    done = subprocess.CompletedProcess(command, process.returncode, *written)
+    output, errors = written
+    if merged:
+        output, errors = output + errors, ""
+    done = subprocess.CompletedProcess(command, process.returncode, output, errors)
     if check and done.returncode != 0:
         raise AssertionError(_told(command, f"ended with {done.returncode}", written))
     return done
