@@ -103,10 +103,12 @@ class CachedDataset:
             shard=arguments.one_of(*SHARDS),
             fingerprint=arguments.or_none(arguments.TEXT),
         )
-        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        is_class = isinstance(dataset, type)
+        if is_class or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            given = f"class {dataset.__name__}" if is_class else f"a {type(dataset).__name__}"
             raise ValueError(
-                f"a {type(dataset).__name__} (expected a map-style dataset, with __len__ and "
-                "__getitem__); CachedIterable takes iterables, CachedKeys functions of a key"
+                f"{given} (expected a map-style dataset, with __len__ and __getitem__); "
+                "CachedIterable takes iterables, CachedKeys functions of a key"
             )
         self.dataset = dataset
         self.transform = transform

@@ -16,6 +16,7 @@ _NOTHING_CACHED = "nothing is cached between starts"
 _MPIRUN = "give it to mpirun, by --mpi-args"
 _SYSTEM = "the system places the threads"
 _DEFAULT = "it is the default"
+_TIMED = "the log always has the time"
 
 #: Option strings, number of values, and why it is ignored.
 IGNORED: tuple[tuple[tuple[str, ...], int, str], ...] = (
@@ -45,7 +46,9 @@ IGNORED: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("--tcp",), 0, "use --engine tcp"),
     (("--binding-args",), 1, _MPIRUN),
     (("--thread-affinity",), 1, _SYSTEM),
-    (("--log-with-timestamp", "--log-without-timestamp"), 0, "the log always has the time"),
+    (("--log-with-timestamp", "--log-without-timestamp"), 0, _TIMED),
+    (("--log-hide-timestamp", "--no-log-hide-timestamp"), 0, _TIMED),
+    (("--jsrun",), 0, "start the script by jsrun itself"),
     (("-prefix-timestamp", "--prefix-output-with-timestamp"), 0, _NOT_YET),
     (("--stall-check",), 0, _DEFAULT),
     (("--no-timeline-mark-cycles",), 0, _DEFAULT),

@@ -207,6 +207,11 @@ def _hosts_of(options: argparse.Namespace) -> list[Host]:
     if options.hostfile:
         try:  # Windows begins a file with a mark
             return parse_hostfile(Path(options.hostfile).read_text("utf-8-sig"))
+        except OSError as error:
+            raise ValueError(
+                f"hostfile {options.hostfile}: {error.strerror} (expected a file that can be read, "
+                "with lines of `host slots=N`)"
+            ) from error
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"hostfile {options.hostfile}: {error} (expected text in UTF-8); write names in it"

@@ -257,10 +257,20 @@ def _copy_back(received: torch.Tensor, given: torch.Tensor) -> Callable[[int], N
         target, values = given, received
         for dimension, (extent, step) in enumerate(zip(given.shape, given.stride(), strict=True)):
             if extent > 1 and step == 0:  # of `expand`: its elements are one
-                target, values = (one.narrow(dimension, 0, 1) for one in (target, values))
+                target, first = (one.narrow(dimension, 0, 1) for one in (target, values))
+                if not torch.equal(*(_bytes_of(one) for one in (values, first.expand_as(values)))):
+                    raise ValueError(
+                        "[torch] elements of an output that share memory, as `expand` makes them, "
+                        "got different results (expected memory for each); give .contiguous() of it"
+                    )
+                values = first
         target.copy_(values)
 
     return copy
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)
 
 
 def _distribute(received: torch.Tensor, outputs: Tensors) -> None:

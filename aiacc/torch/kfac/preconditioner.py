@@ -181,10 +181,11 @@ class KFAC:
         )
         self._layers, self._left_out = factored(model, self._options.skip_layers, optimizer)
         if not self._layers:
-            reasons = [f"{name}: {reason}" for name, reason in self._left_out.items()]
+            named = list(self._left_out.items())[:3] or [("", "it has no parameters")]
+            reasons = [f"{name or type(model).__name__}: {reason}" for name, reason in named]
             raise ValueError(
-                f"model has no layer with factors (expected a linear layer or a convolution); "
-                f"{'; '.join(reasons[:3])}"
+                "model has no layer with factors (expected a linear layer, a convolution or an "
+                f"embedding); {'; '.join(reasons)}"
             )
         self._process_set = process_set
         self._solver = SOLVERS[solve]

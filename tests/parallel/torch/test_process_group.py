@@ -5,6 +5,7 @@ import gc
 import inspect
 import os
 import weakref
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
@@ -202,6 +203,9 @@ def _disagree(rank, size):
     assert one.item() == 2
     dist.all_reduce(one.expand(2, 3))
     assert one.item() == 2 * size
+    different = torch.arange(6.0).reshape(2, 3) if rank == 1 else torch.zeros(1, 1).expand(2, 3)
+    with nullcontext() if rank == 1 else pytest.raises(ValueError, match="share memory"):
+        dist.broadcast(different, 1)
     for call, text in (
         (lambda: dist.broadcast(one, size), f"rank {size} .*expected 0"),
         (lambda: dist.reduce(one, size), f"rank {size} .*expected 0"),

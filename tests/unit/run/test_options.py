@@ -30,7 +30,8 @@ HOROVODRUN = """
     --stall-check-warning-time-seconds=60 --stall-check-shutdown-time-seconds=90
     --mpi-threads-disable --no-mpi-threads-disable --mpi-args=--x --tcp --binding-args=b
     --num-nccl-streams=2 --thread-affinity=0 --gloo-timeout-seconds=30 --log-level=INFO
-    --log-with-timestamp --log-without-timestamp -prefix-timestamp
+    --log-with-timestamp --log-without-timestamp -prefix-timestamp --jsrun
+    --log-hide-timestamp --no-log-hide-timestamp
     --prefix-output-with-timestamp -H=localhost:2 --hosts=localhost:2 -hostfile=f --hostfile=f
     --gloo --mpi
 """
@@ -124,6 +125,7 @@ def test_wrong_use_is_explained(arguments, text, capfd):
     ("arguments", "text"),
     [
         ("-hostfile {bad} -np 1 true", "hostfile {bad}: 'utf-8' codec can't decode byte 0xff"),
+        ("-hostfile {bad}s -np 1 true", "hostfile {bad}s: No such file or directory (expected"),
         ("--mpi --mpi-args a'b -np 1 true", """--mpi-args "a'b": No closing quotation (expected"""),
         ("--output-filename {bad}/a/b -np 1 true", "output folder {bad}/a/b: {bad} is no folder"),
         ("--profile x.json -np 1 true", "the current folder was removed"),
