@@ -218,6 +218,9 @@ void Coordinator::run_round() {
   if ((outcome.flags & kFlagBusy) == 0) {
     dispatcher_.clear_loads();
   }
+  if (outcome.unnamed_failed) {
+    table_.next_generation();  // Before a failure is told to those who may submit again.
+  }
   dispatcher_.dispatch(outcome.ready, negotiator_.parameters());
   if (outcome.look_again && stuck_detector_.all_stuck()) {
     negotiator_.look_again();

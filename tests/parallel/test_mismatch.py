@@ -109,6 +109,12 @@ def test_disagreement_is_an_error_on_every_rank_and_not_fatal():
     handles = [submit() for submit in reduced[::order]]
     shapes = [hvd.synchronize(handle).shape for handle in handles[::order]]
     assert shapes == [(6,), (6 * hvd.size(),)]
+    # Unnamed calls of different kinds count for none: those that follow are paired as they come.
+    with pytest.raises(aiacc.MismatchError, match="unnamed"):
+        (hvd.allreduce if hvd.rank() == 0 else hvd.allgather)(ONES)
+    handles = [hvd.allreduce_async(np.full(1, value), op=hvd.Sum) for value in (1.0, 100.0)]
+    sums = [hvd.synchronize(handle).item() for handle in handles]
+    assert sums == [hvd.size(), 100 * hvd.size()]
 
 
 def _outcome(call):

@@ -163,7 +163,6 @@ const RoundOutcome& Negotiator::apply(const Bytes& combined) {
     }
   }
   const Parameters next = next_parameters(parameters_, proposals);
-  outcome.parameters_changed = next.epoch != parameters_.epoch;
   parameters_ = next;
   submitted_ -= static_cast<std::size_t>(
       std::count_if(outcome.ready.begin(), outcome.ready.end(), [](const Response& response) {

@@ -36,7 +36,9 @@ struct RoundOutcome {
   std::vector<Response> ready;  ///< in an order that is the same on every rank
   std::uint32_t flags = 0;
   Answers answers;  ///< pending names, after a stall query; of no rank: none was asked
-  bool parameters_changed = false;
+  /// Unnamed operations have failed on all ranks, which have called different ones: their automatic
+  /// names are counted anew.
+  bool unnamed_failed = false;
   /// Every rank said that it is stuck, and something was agreed on all the same.
   bool look_again = false;
 
@@ -45,7 +47,7 @@ struct RoundOutcome {
     ready.clear();
     answers = {};
     flags = 0;
-    parameters_changed = false;
+    unnamed_failed = false;
     look_again = false;
   }
 };

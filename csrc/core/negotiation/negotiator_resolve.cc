@@ -212,6 +212,7 @@ void Negotiator::fail_automatic_names(RoundOutcome& outcome) {
   for (const auto& [key, list] : ranks) {
     names.emplace_back(label_of(key.first, key.second), list);
   }
+  outcome.unnamed_failed = !names.empty();
   const Status status = stuck_status(names);
   for (const auto& [key, list] : ranks) {
     waiting_.erase(key);
