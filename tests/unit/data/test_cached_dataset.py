@@ -302,7 +302,10 @@ class Stream(torch.utils.data.IterableDataset):
         ([1], {"requests": 0}, "requests=0 .expected a whole number, 1 or more"),
         ([1], {"fingerprint": ""}, "fingerprint=''"),
         ([1], {"retry_on": (OSError, 3)}, "retry_on=.*3.* .expected a tuple of classes"),
-        *((one, {}, "expected a map-style.*CachedIterable") for one in (iter([1]), Stream(), {1}, Origin)),
+        *(
+            (one, {}, "expected a map-style.*CachedIterable")
+            for one in (iter([1]), Stream(), {1}, Origin)
+        ),
     ],
 )
 def test_bad_arguments_are_named(source, arguments, said):

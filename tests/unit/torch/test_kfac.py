@@ -235,7 +235,10 @@ WRONG = {
         ({"loss_terms": 0}, "loss_terms=-1 .expected a number"),
         ({"loss_terms": 6, "fisher": "mc"}, "loss_terms=6 with fisher='mc' .expected None"),
         ({"skip_layers": ["5"]}, "skip_layers has '5' .expected names of modules, such as 0"),
-        ({"skip_layers": [nn.Linear]}, "no layer with factors .*embedding.; 0: it is in skip_layers"),
+        (
+            {"skip_layers": [nn.Linear]},
+            "no layer with factors .*embedding.; 0: it is in skip_layers",
+        ),
         (lambda model, sgd: hvd.KFAC(model, torch.optim.LBFGS(model.parameters())), "LBFGS"),
         (
             lambda model, sgd: hvd.KFAC(model, hvd.DistributedOptimizer(sgd, op=hvd.Adasum)),
