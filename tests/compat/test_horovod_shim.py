@@ -118,8 +118,11 @@ def test_paths_are_not_repeated():
 @pytest.mark.parametrize(
     ("before", "options"),
     [
-        *(("-m M", []), ("-u -W error -m M", ["-u", "-W", "error"]), ("-um M", ["-u"])),
-        *(("-mM", []), ("-X dev -OmM", ["-X", "dev", "-O"])),
+        ("-m M", []),
+        ("-u -W error -m M", ["-u", "-W", "error"]),
+        ("-um M", ["-u"]),
+        ("-mM", []),
+        ("-X dev -OmM", ["-X", "dev", "-O"]),
     ],
 )
 @pytest.mark.parametrize("arguments", [["a.py", "-m", "M"], ["-m", "M"]])

@@ -83,7 +83,10 @@ def test_missing_checkpoint_is_named_by_every_rank():
 
 
 WRONG = {
-    **{"--batch-size": (0, 2**31), "--epochs": (0,), "--max-steps": (-1,), "--seed": (2**64,)},
+    "--batch-size": (0, 2**31),
+    "--epochs": (0,),
+    "--max-steps": (-1,),
+    "--seed": (2**64,),
     "--checkpoint": ("/nodir/c.pt", "/"),
     "--resume": ("/", "empty", "text", "other.pt", "keys.pt"),
 }

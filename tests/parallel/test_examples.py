@@ -163,7 +163,9 @@ def _summary(said, size):
 @pytest.mark.parametrize(
     ("launcher", "size", "codec"),
     [
-        *(("aiaccrun", 2, "mstopk:density=0.01"), ("python", 1, "none"), ("mpirun", 2, "none")),
+        ("aiaccrun", 2, "mstopk:density=0.01"),
+        ("python", 1, "none"),
+        ("mpirun", 2, "none"),
         ("torchrun", 2, "none"),
     ],
 )
@@ -180,7 +182,9 @@ def test_compressed_text_under_every_launcher(launcher, size, codec):
 #: At most so much of what float32 takes, in so many steps. Tables of less than 16,384 elements, and
 #: biases, stay float32: 3 % of all. Of the chooser's choice is only known that it ends.
 _CODECS = {
-    **{"bf16": (0.52, 20), "int8": (0.28, 20), "mstopk:density=0.01": (0.05, 40)},
+    "bf16": (0.52, 20),
+    "int8": (0.28, 20),
+    "mstopk:density=0.01": (0.05, 40),
     "auto:bf16+int8": (2.0, 20),
 }
 

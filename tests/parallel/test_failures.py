@@ -66,7 +66,9 @@ def test_a_rank_that_holds_the_lock_of_python_is_not_taken_for_frozen():
     timeout=PATIENCE_S,
     env={
         "AIACC_ENGINE": "tcp",  # which connects, and can be slow
-        **{"AIACC_PEER_TIMEOUT_S": "1", "AIACC_LANES": "1", "AIACC_TEST_PACE_BYTES": "1000000"},
+        "AIACC_PEER_TIMEOUT_S": "1",
+        "AIACC_LANES": "1",
+        "AIACC_TEST_PACE_BYTES": "1000000",
     },
 )
 def test_a_lost_rank_ends_a_first_all_to_all_that_connects(sent):

@@ -177,7 +177,8 @@ assert _core.stats()["unit_bytes"] == expected, _core.stats()
 @pytest.mark.parametrize(
     ("delay_ms", "asked", "places", "expected"),
     [
-        *((0, {}, [0, 1], 1 << 20), (8, {}, [0, 1], 8 << 20)),
+        (0, {}, [0, 1], 1 << 20),
+        (8, {}, [0, 1], 8 << 20),
         (8, {"AIACC_UNIT_BYTES": "64K"}, [0, 1], 64 << 10),
         # Rank 0 is connected with ranks 1 and 2 only, both on its own host.
         (8, {}, [0, 0, 0, 1], 8 << 20),
@@ -280,7 +281,9 @@ def _compute(bed, launcher, folder, per_host=2, before=(), **variables):
 @pytest.mark.parametrize(
     ("launcher", "families"),
     [
-        *(("explicit", "4"), ("explicit", "6"), ("explicit", "6,46")),
+        ("explicit", "4"),
+        ("explicit", "6"),
+        ("explicit", "6,46"),
         pytest.param("torchrun", "46", marks=pytest.mark.nightly),
         ("torchrun", "6"),
         pytest.param("mpirun", "4", marks=pytest.mark.mpi),

@@ -36,7 +36,10 @@ GIVEN = {
     **{"function": torch.neg, "num_features": 2, "file_path": "never", "total": 10, "begin": 1},
     **{"end": 6, "dataset": [1], "read": len, "source": [1], "planner": "x", "fingerprint": "one"},
     **{
-        **{"buckets": (("a",),), "name": "int8", "codec": codecs.MSTopK(), "trace": ONE},
+        "buckets": (("a",),),
+        "name": "int8",
+        "codec": codecs.MSTopK(),
+        "trace": ONE,
         "cost": cost.Affine(1, 1),
     },
 }
@@ -58,10 +61,14 @@ OTHERS.__all__ = list(vars(OTHERS))
 SPECIAL = {
     "KFAC": {"model": "", "lr": "None 5 1.5", "backward_passes_per_step": "None 5"},
     "HookState": {"process_set": "", "named_parameters": ""},
-    **{"SyncBatchNorm": {"momentum": "None 5 -1 1.5"}, "parallel_map": {"tensors": ""}},
-    **{"compile_blocks": {"model": ""}, "poll": {"handle": "5 -1 True"}},
-    **{"add_process_set": {"process_set": "any"}, "broadcast_parameters": {"params": ""}},
-    **{"CachedKeys": {"fingerprint": "x"}, "follow": {"share": ""}},
+    "SyncBatchNorm": {"momentum": "None 5 -1 1.5"},
+    "parallel_map": {"tensors": ""},
+    "compile_blocks": {"model": ""},
+    "poll": {"handle": "5 -1 True"},
+    "add_process_set": {"process_set": "any"},
+    "broadcast_parameters": {"params": ""},
+    "CachedKeys": {"fingerprint": "x"},
+    "follow": {"share": ""},
     "Quantised": {"name": "", "stochastic": "True"},
     "Momentum": {"momentum": "", "masking": "True", "nesterov": "True"},
     "Policy": {
@@ -109,14 +116,18 @@ def test_each_wrong_argument_is_refused(front):
 @pytest.mark.parametrize(
     ("name", "wrong"),
     {
-        **{"root_rank": "None x [0] -1 1.5 True object", "op": "None x [0] -1 1.5 True object"},
-        **{"name": "5 [0] -1 1.5 True object", "average": "5 x [0] -1 1.5 object"},
+        "root_rank": "None x [0] -1 1.5 True object",
+        "op": "None x [0] -1 1.5 True object",
+        "name": "5 [0] -1 1.5 True object",
+        "average": "5 x [0] -1 1.5 object",
         "prescale_factor": "None x [0] object",
         "process_set": "None 5 x [0] -1 1.5 True object",
         "backward_passes_per_step": "None x [0] -1 1.5 True object",
         "sparse_as_dense": "None 5 x [0] -1 1.5 object",
-        **{"lr": "None x [0] -1 True object", "seed": "None x [0] 1.5 True object"},
-        **{"exclude": "5 [0] -1 1.5 True object", "evict": "None 5 x [0] -1 1.5 True object"},
+        "lr": "None x [0] -1 True object",
+        "seed": "None x [0] 1.5 True object",
+        "exclude": "5 [0] -1 1.5 True object",
+        "evict": "None 5 x [0] -1 1.5 True object",
     }.items(),
 )
 def test_what_the_table_refuses(name, wrong):

@@ -93,7 +93,8 @@ def test_the_table_of_variables_shows_each_with_alias_values_and_default():
     [
         ("", ""),
         ("AIACC_LANES=4 PATH=/bin LANE=1 HOROVOD_LANE=4", ""),
-        *(("AIACC_LANE=", ""), ("AIACC_MPICC=mpicc.openmpi", "")),
+        ("AIACC_LANE=", ""),
+        ("AIACC_MPICC=mpicc.openmpi", ""),
         ("AIACC_LANE=4", r"AIACC_LANE \(did you mean AIACC_LANES\?\) is no variable of aiacc"),
         ("AIACC_ADDRESS=4", r"AIACC_ADDRESS \(did you mean AIACC_ADDR\?\) is no"),
         ("AIACC_TIMEOUT_S=4", r"AIACC_TIMEOUT_S \(did you mean AIACC_PEER_TIMEOUT_S\?\) is"),

@@ -26,7 +26,9 @@ def test_place_is_that_of_the_interface_and_of_dlpack():
     ("interface", "driver"),
     [
         ({}, 0),  # an old version: the legacy one
-        *(({"stream": None}, 0), ({"stream": 1}, 0), ({"stream": 2}, 2)),
+        ({"stream": None}, 0),
+        ({"stream": 1}, 0),
+        ({"stream": 2}, 2),
         ({"stream": 0x7F00}, 0x7F00),
     ],
 )

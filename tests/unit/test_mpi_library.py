@@ -105,12 +105,16 @@ MIB = 1 << 20
     ("flavour", "ranks", "lanes", "free", "enough"),
     [
         # As a container has it: 64 MiB.
-        *(("mpich", 8, 0, 64 * MIB, True), ("mpich", 9, 0, 64 * MIB, False)),
-        *(("mpich", 3, 4, 64 * MIB, True), ("mpich", 4, 4, 64 * MIB, False)),
-        *(("mpich", 4, 1, 64 * MIB, True), ("openmpi", 12, 8, 64 * MIB, True)),
+        ("mpich", 8, 0, 64 * MIB, True),
+        ("mpich", 9, 0, 64 * MIB, False),
+        ("mpich", 3, 4, 64 * MIB, True),
+        ("mpich", 4, 4, 64 * MIB, False),
+        ("mpich", 4, 1, 64 * MIB, True),
+        ("openmpi", 12, 8, 64 * MIB, True),
         ("openmpi", 13, 0, 64 * MIB, False),
         # Between what MPICH needs and what it needs not to crash.
-        *(("mpich", 2, 0, 20 * MIB, False), ("mpich", 1, 4, 0, True)),
+        ("mpich", 2, 0, 20 * MIB, False),
+        ("mpich", 1, 4, 0, True),
         ("openmpi", 64, 4, 1024 * MIB, True),
     ],
 )

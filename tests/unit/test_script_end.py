@@ -27,7 +27,8 @@ def _goodbye(script, option="-q", typed=""):
         ("raise ValueError('\\udc80')", "ValueError: ?", {}),
         ("compile('1 +', 'f', 'exec')", "SyntaxError: invalid syntax", {}),
         ("try: 1 / 0\nexcept Exception: raise OSError('second')", "OSError: second", {}),
-        *(("", None, {}), ("sys.exit(3)", None, {})),
+        ("", None, {}),
+        ("sys.exit(3)", None, {}),
         ("try: 1 / 0\nexcept Exception: pass", None, {}),
         # A test runner and others remember what they have caught in the same place.
         ("import code; code.InteractiveInterpreter().runsource('1 / 0')", None, {}),

@@ -204,8 +204,12 @@ def test_parameters_trained_later_are_watched_while_a_hook_is_there():
 
 #: Both memory layouts; small ones; one that rank 1 alone has in every other step.
 _LAYOUTS = {
-    **{"conv": (16, 4, 3, 3), "hidden": (24, 16), "hidden_bias": (24,), "sometimes": (24, 24)},
-    **{"out": (40, 24), "out_bias": (40,)},
+    "conv": (16, 4, 3, 3),
+    "hidden": (24, 16),
+    "hidden_bias": (24,),
+    "sometimes": (24, 24),
+    "out": (40, 24),
+    "out_bias": (40,),
 }
 
 POLICIES = {
@@ -303,7 +307,9 @@ def _conserved(policy, way, ranks, steps, *, scaled=False, more=()):
 
 
 _WAYS = [
-    *({}, {"backward_passes_per_step": 2}, {"groups": 2}),
+    {},
+    {"backward_passes_per_step": 2},
+    {"groups": 2},
     {"groups": [["conv", "out", "out_bias"]]},
     {"plan": Plan("mine", (("out", "hidden"), ("conv", "hidden_bias")))},
     {"gradient_as_bucket_view": True},

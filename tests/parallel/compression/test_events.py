@@ -40,7 +40,9 @@ def _policy(codec, feedback=None, **options):
 
 _TOPK = "topk:density=0.05"
 _RESIDUALS = [
-    *(_policy(_TOPK), _policy(_TOPK, Residual(beta=0.5)), _policy("int8", Residual())),
+    _policy(_TOPK),
+    _policy(_TOPK, Residual(beta=0.5)),
+    _policy("int8", Residual()),
     _policy("int4"),
 ]
 _EF21 = _policy(_TOPK, EF21())
@@ -174,7 +176,8 @@ def _refused_states(job, happens=True):
     kept = state["kept"]
     nan = {"first": torch.full(_SHAPES["first"], torch.nan)}
     wrong_states = (
-        *(({"kept": {}}, "'kept' of a state"), ({"kept": None}, "'kept' of a state: None")),
+        ({"kept": {}}, "'kept' of a state"),
+        ({"kept": None}, "'kept' of a state: None"),
         ({"kept": {**kept, "strange": {}}}, "'kept' of a state"),
         ({"kept": {**kept, "residual": nan}}, "'residual' of 'first' of a state"),
         ({"kept": {**kept, "residual": {"first": [1.0]}}}, "'residual' of 'first' of a state"),
@@ -184,7 +187,8 @@ def _refused_states(job, happens=True):
         ),
         ({"steps": None}, "'steps' of a state: None"),
         ({"factors": None}, "'factors' of a state: None"),
-        *(({"scale": 0}, "'scale' of a state: 0"), ({"scale": "x"}, "'scale' of a state: 'x'")),
+        ({"scale": 0}, "'scale' of a state: 0"),
+        ({"scale": "x"}, "'scale' of a state: 'x'"),
         ({"flushing": None}, "'flushing' of a state: None"),
         ({"uneven": 1}, "'uneven' of a state: 1"),
         ({"rank_and_size": 5}, "'rank_and_size' of a state: 5"),

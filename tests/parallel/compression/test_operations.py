@@ -243,7 +243,9 @@ _OF_GRADIENTS = [
     (Policy(parse("powersgd:rank=1")), Policy(parse("powersgd:rank=2")), r"weight.*shape \[25"),
 ]
 _OF_HOOKS = [
-    *((None, "int8"), ("int8", "bf16"), ("bf16", None)),
+    (None, "int8"),
+    ("int8", "bf16"),
+    ("bf16", None),
     (  # what travels is of one form, and yet what ranks make of it would differ
         Policy(parse("topk"), feedback=EF21(), least_elements=1),
         Policy(parse("topk"), feedback=Residual(), least_elements=1),

@@ -83,8 +83,12 @@ def training(model, process_set=hvd.global_process_set, momentum=0.0, **options)
     sgd = torch.optim.SGD(model.parameters(), LR, momentum=momentum)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), process_set=process_set)
     settings = {
-        **{"damping": DAMPING, "decay": DECAY, "kl_clip": CLIP, "factor_every": FACTOR_EVERY},
-        **{"inverse_every": INVERSE_EVERY, "costs": COSTS},
+        "damping": DAMPING,
+        "decay": DECAY,
+        "kl_clip": CLIP,
+        "factor_every": FACTOR_EVERY,
+        "inverse_every": INVERSE_EVERY,
+        "costs": COSTS,
         **options,
     }
     return optimizer, hvd.KFAC(model, optimizer, process_set=process_set, **settings)

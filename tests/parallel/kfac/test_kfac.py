@@ -78,8 +78,10 @@ def _every_distribution(solve, kinds, alike, apart, tokens):
 @pytest.mark.parametrize(
     ("solve", "size", "kinds"),
     [
-        *((EIGH, 1, ["kaisa:1"]), (CHOLESKY, 2, ["kaisa:0.5", "kaisa:1"])),
-        *((EIGH, 2, ["kaisa:0.5", "kaisa:1"]), (EIGH, 3, ["kaisa:0.3333", "kaisa:1"])),
+        (EIGH, 1, ["kaisa:1"]),
+        (CHOLESKY, 2, ["kaisa:0.5", "kaisa:1"]),
+        (EIGH, 2, ["kaisa:0.5", "kaisa:1"]),
+        (EIGH, 3, ["kaisa:0.3333", "kaisa:1"]),
         pytest.param(
             CHOLESKY, 4, ["kaisa:0.25", "kaisa:0.5", "kaisa:1"], marks=pytest.mark.nightly
         ),
@@ -251,7 +253,9 @@ def test_ranks_that_differ_are_told_so():
             optimizer.synchronize()
 
     for different in (
-        *({"damping": 0.1 + rank}, {"solve": EIGH if rank else CHOLESKY}, {"lr": 0.1 + rank}),
+        {"damping": 0.1 + rank},
+        {"solve": EIGH if rank else CHOLESKY},
+        {"lr": 0.1 + rank},
         {"factor_every": lambda number: 1 + rank},  # one would wait for the other's factors
         {"costs": COSTS if rank else None},
         {"costs": dataclasses.replace(COSTS, overlap=1 - rank / 2)},

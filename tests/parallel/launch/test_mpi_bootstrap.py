@@ -63,8 +63,10 @@ pmix_client.main()
 @pytest.mark.parametrize(
     ("order", "slow"),
     [
-        *(("exchange", False), ("exchange init exchange finalize", False)),
-        *(("init exchange finalize exchange", False), ("exchange init exchange finalize", True)),
+        ("exchange", False),
+        ("exchange init exchange finalize", False),
+        ("init exchange finalize exchange", False),
+        ("exchange init exchange finalize", True),
     ],
 )
 @on_ranks(3, starts=False, launcher="openmpi")

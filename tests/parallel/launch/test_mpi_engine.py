@@ -25,7 +25,9 @@ ONE_NODE: dict[str, str] = {}
 TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}
 EVERY_RANK_A_NODE = {"MPIR_CVAR_NOLOCAL": "1"}
 FOUR_INTERFACES = {
-    **{"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi", "MPIR_CVAR_CH4_NUM_VCIS": "4"},
+    "MPIR_CVAR_NOLOCAL": "1",
+    "MPIR_CVAR_CH4_NETMOD": "ofi",
+    "MPIR_CVAR_CH4_NUM_VCIS": "4",
 }
 
 #: Looks at all of /dev/shm.

@@ -51,7 +51,8 @@ def _run(launcher, how, path="", engine="auto"):
 @pytest.mark.parametrize(
     ("launcher", "engine"),
     [
-        *(("mpirun", "mpi"), ("openmpi", "tcp")),
+        ("mpirun", "mpi"),
+        ("openmpi", "tcp"),
         pytest.param("mpirun", "tcp", marks=pytest.mark.nightly),
         pytest.param("openmpi", "mpi", marks=pytest.mark.nightly),
     ],

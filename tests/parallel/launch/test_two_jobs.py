@@ -133,8 +133,11 @@ def run_together(*places, token=""):
     def run(place):
         job, rank = place
         env = {
-            **{"AIACC_RANK": str(rank), "AIACC_SIZE": "2", "AIACC_ADDR": f"127.0.0.1:{port}"},
-            **{"AIACC_CONNECT_TIMEOUT_S": "8", "AIACC_TOKEN": token and f"{token} {job}"},
+            "AIACC_RANK": str(rank),
+            "AIACC_SIZE": "2",
+            "AIACC_ADDR": f"127.0.0.1:{port}",
+            "AIACC_CONNECT_TIMEOUT_S": "8",
+            "AIACC_TOKEN": token and f"{token} {job}",
         }
         command = [sys.executable, "-c", PROGRAM, str(job)]
         done = run_program(command, env=rank_environment(env))
@@ -147,7 +150,8 @@ def run_together(*places, token=""):
 @pytest.mark.parametrize(
     "order",
     [
-        *(((0, 0), (0, 1), (1, 0), (1, 1)), ((0, 1), (0, 0), (1, 0), (1, 1))),
+        ((0, 0), (0, 1), (1, 0), (1, 1)),
+        ((0, 1), (0, 0), (1, 0), (1, 1)),
         pytest.param(((0, 0), (1, 0), (1, 1), (0, 1)), marks=pytest.mark.nightly),
         pytest.param(((0, 1), (1, 0), (1, 1), (0, 0)), marks=pytest.mark.nightly),
         # Their command lines are the same.

@@ -184,7 +184,8 @@ def test_costs_are_those_of_the_rank_that_waited_least():
         # The others have lower ones of nothing, or of many bytes.
         ([first, ((0.02, 3e-8), 4.0), ((0.1, 1e-8), 4.5)], (0.02, 3e-8)),
         ([((0.01, 4e-8), 5.0), ((0.02, 3e-8), 5.0)], (0.02, 4e-8)),
-        *(([first, (None, 0.0)], None), ([first, ((0.1, 1e-8), infinite)], None)),
+        ([first, (None, 0.0)], None),
+        ([first, ((0.1, 1e-8), infinite)], None),
         ([first, ((nan, 1e-8), 1.0)], None),
     ):
         process_set = hvd.global_process_set if len(known) == 3 else pair
@@ -400,7 +401,10 @@ def _left_out(model, optimizer, odd):
 
 
 _WAYS = [
-    *(_retries, _refused, _refused_for_scaler, _left_out),
+    _retries,
+    _refused,
+    _refused_for_scaler,
+    _left_out,
     lambda model, optimizer, odd: _refused(model, optimizer, odd, optimizer.step),
 ]
 

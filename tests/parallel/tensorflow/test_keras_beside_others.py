@@ -19,9 +19,12 @@ def test_metrics_and_variables_of_tensorflow_in_those_of_keras():
     callback.on_epoch_end(0, logs)
     assert logs == {"loss": 0.5, "count": 2.0**40 + 1, "text": "no number", "none": None}
     kinds = [
-        *(np.array([[1, 3], [5, 7]]), np.full(2, rank, np.float32)),
-        *(tf.constant([rank, 1.0], tf.bfloat16), tf.constant([True, rank == 0])),
-        *(tf.constant(float(rank), tf.bfloat16), [1.0, 2.0 * rank]),
+        np.array([[1, 3], [5, 7]]),
+        np.full(2, rank, np.float32),
+        tf.constant([rank, 1.0], tf.bfloat16),
+        tf.constant([True, rank == 0]),
+        tf.constant(float(rank), tf.bfloat16),
+        [1.0, 2.0 * rank],
     ]
     logs = dict(enumerate(kinds))
     callback.on_epoch_end(1, logs)

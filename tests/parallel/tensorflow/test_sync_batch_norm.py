@@ -60,7 +60,8 @@ def _as_one_process(rows, dtype, axis, compiled, masked):
 @in_tensorflow
 def test_ranks_normalise_as_one_process():
     for case in (
-        *((ROWS, "float32", -1, False, False), (ROWS, "float32", -1, True, True)),
+        (ROWS, "float32", -1, False, False),
+        (ROWS, "float32", -1, True, True),
         (ROWS, "float64", 1, True, False),
         ((0, 4), "float32", -1, True, False),  # a rank without data
     ):

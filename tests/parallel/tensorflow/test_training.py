@@ -65,7 +65,9 @@ def test_gradients_of_tapes_are_those_of_all_ranks():
     expected = alone(DENSE, SGD(0.1))
     for compiled in (False, True):
         for options in (
-            *({}, {"groups": 2}, {"groups": "layers"}),
+            {},
+            {"groups": 2},
+            {"groups": "layers"},
             {"num_groups": 1, "gradient_predivide_factor": 2.0},
         ):
             check_learned(_by_tape(compiled, **options), expected)

@@ -63,7 +63,8 @@ def test_optimizers_maps_and_packed_factors_of_make_gpu_check():
     [
         (1, coded_bodies.operations),
         pytest.param(2, coded_bodies.operations, marks=pytest.mark.nightly),
-        *((3, coded_bodies.operations), (2, coded_bodies.steps)),
+        (3, coded_bodies.operations),
+        (2, coded_bodies.steps),
         pytest.param(3, coded_bodies.steps, marks=pytest.mark.nightly),
     ],
 )
@@ -92,7 +93,8 @@ AS_ON_THE_CPU = {
     ],
     "auto": [
         (test_sync_batch_norm.test_equal_to_one_process_with_the_whole_batch, {}),
-        *((test_ops.test_objects, {}), (test_ops.test_sparse_tensors, {})),
+        (test_ops.test_objects, {}),
+        (test_ops.test_sparse_tensors, {}),
         (situations.test_every_situation_with, {"schedule": "all_reduce"}),
         (
             test_optimizer.test_compressed_gradients_are_exact_but_for_roundings,

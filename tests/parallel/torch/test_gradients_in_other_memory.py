@@ -11,7 +11,9 @@ from tests.support.jobs import on_ranks
 from tests.support.learning.training import Recipe, Together, compare, together, train
 
 SCHEDULES = {
-    **{"all_reduce": {}, "views": {"gradient_as_bucket_view": True}, "groups": {"num_groups": 1}},
+    "all_reduce": {},
+    "views": {"gradient_as_bucket_view": True},
+    "groups": {"num_groups": 1},
     "decoupled": {"schedule": "decoupled", "bucket_bytes": 1000},
 }
 

@@ -237,7 +237,9 @@ def _of_some_layers(model, rank, batch):
 def test_groups_in_the_order_of_the_first_rank():
     expected = train(alone(Recipe(_layers, _sgd, _of_some_layers)), range(4)).model
     for choose in (
-        *(lambda model: 1, lambda model: 3, lambda model: 100),
+        lambda model: 1,
+        lambda model: 3,
+        lambda model: 100,
         lambda model: [list(model[0].parameters()), [model[3].bias, model[1].weight]],
     ):
         model = _layers()

@@ -22,9 +22,12 @@ from tests.support.process_group import assert_equal, in_group, join, join_gloo,
 from tests.support.sizes import ONE_TO_THREE, TWO_AND_THREE
 
 REDUCTIONS = {
-    **{dist.ReduceOp.SUM: torch.add, dist.ReduceOp.PRODUCT: torch.mul},
-    **{dist.ReduceOp.MIN: torch.minimum, dist.ReduceOp.MAX: torch.maximum},
-    **{dist.ReduceOp.BAND: torch.bitwise_and, dist.ReduceOp.BOR: torch.bitwise_or},
+    dist.ReduceOp.SUM: torch.add,
+    dist.ReduceOp.PRODUCT: torch.mul,
+    dist.ReduceOp.MIN: torch.minimum,
+    dist.ReduceOp.MAX: torch.maximum,
+    dist.ReduceOp.BAND: torch.bitwise_and,
+    dist.ReduceOp.BOR: torch.bitwise_or,
     dist.ReduceOp.BXOR: torch.bitwise_xor,
 }
 

@@ -22,7 +22,8 @@ def test_torchrun_starts_an_agent_on_every_host():
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
-        *((Spec(name="a-b"), "name 'a-b'"), (Spec(hosts=0), "0 hosts")),
+        (Spec(name="a-b"), "name 'a-b'"),
+        (Spec(hosts=0), "0 hosts"),
         (Spec(flow_mbit=-1), "negative rate"),
         (Spec(slow=0.5, flow_mbit=0), "and a flow cap"),
         (Spec(loss=2), "cannot be"),
@@ -47,15 +48,22 @@ def test_flows_that_are_slow_uncapped_or_have_another_congestion_control():
 
 def test_what_the_bus_bandwidth_may_be_at_most_and_the_flows_that_an_engine_promises():
     for spec, way, per_host, expected in (
-        *((Spec(), "tcp:2", 1, 500), (Spec(), "tcp:8", 1, 1000)),
-        *((Spec(slow=0.25), "tcp:3", 1, 562.5), (Spec(flow_mbit=0), "tcp:1", 1, 1000)),
-        *((Spec(), "hierarchical:1", 2, 500), (Spec(), "mpi:1", 2, 250)),
+        (Spec(), "tcp:2", 1, 500),
+        (Spec(), "tcp:8", 1, 1000),
+        (Spec(slow=0.25), "tcp:3", 1, 562.5),
+        (Spec(flow_mbit=0), "tcp:1", 1, 1000),
+        (Spec(), "hierarchical:1", 2, 500),
+        (Spec(), "mpi:1", 2, 250),
         (Spec(nic_mbit=0), "hierarchical-mpi:2", 4, 2000),
     ):
         assert Way.of(way).limit_mbit(vars(spec), per_host) == expected, (spec, way)
     for way, hosts, per_host, flows in (
-        *(("tcp:3", 4, 1, 3), ("tcp:3", 4, 2, None), ("hierarchical:3", 4, 2, 6)),
-        *(("mpi:3", 2, 1, 3), ("hierarchical-mpi:3", 2, 2, 6), ("hierarchical-mpi:3", 3, 2, None)),
+        ("tcp:3", 4, 1, 3),
+        ("tcp:3", 4, 2, None),
+        ("hierarchical:3", 4, 2, 6),
+        ("mpi:3", 2, 1, 3),
+        ("hierarchical-mpi:3", 2, 2, 6),
+        ("hierarchical-mpi:3", 3, 2, None),
     ):
         assert Way.of(way).promised(hosts, per_host) == flows, way
     assert Way.of("tcp:4:8MiB").variables["AIACC_UNIT_BYTES"] == "8MiB"
@@ -119,7 +127,8 @@ _LEFT = replace(_ERROR, type="ShutdownError", text="rank 0 has shut down")
 @pytest.mark.parametrize(
     ("kind", "reports", "outcome", "how"),
     [
-        *(("reorder", [_DONE] * 4, "survived", {}), ("link_2s", [_DONE] * 4, "survived", {})),
+        ("reorder", [_DONE] * 4, "survived", {}),
+        ("link_2s", [_DONE] * 4, "survived", {}),
         ("link_2s", [_ERROR] * 4, "clear error", {}),
         ("kill", [_ERROR, _KILLED, _ERROR, _ERROR], "clear error", {}),
         ("half_open", [_KILLED, _KILLED, _ERROR, _ERROR], "clear error", {}),
@@ -146,9 +155,11 @@ def test_what_ranks_may_do_after_a_fault(kind, reports, outcome, how):
     [
         (Report("wrong", type="WrongResultError", text="3 of 9 differ"), "wrong: WrongResultError"),
         (Report("bug", type="KeyError", text="'x'"), "bug: KeyError"),
-        *((replace(_ERROR, code=None), "hangs"), (Report("", code=None), "hangs")),
+        (replace(_ERROR, code=None), "hangs"),
+        (Report("", code=None), "hangs"),
         (Report("", code=-11), "no report, exit code -11"),
-        *((Report("", code=0), "no report, exit code 0"), (replace(_ERROR, code=1), "exit code 1")),
+        (Report("", code=0), "no report, exit code 0"),
+        (replace(_ERROR, code=1), "exit code 1"),
         (replace(_ERROR, text="lost the connection"), "not a clear error"),
         *((replace(_ERROR, type=one), "not a clear error") for one in UNCLEAR),
         (replace(_ERROR, text="rank 3 is gone"), "names [3] (expected of [1])"),

@@ -14,8 +14,10 @@ def test_a_work_is_lost_where_the_fastest_peer_is_faster_than_the_fastest_of_our
     titles = {"a": "A", "b": "B", "x": "X", "y": "Y"}
     module = SimpleNamespace(OURS=("a", "b"), PEERS=("x", "y"), TITLES=titles)
     runs = [
-        *(_run("won", a=3.0, b=1.0, x=2.0, y=4.0), _run("lost", a=3.0, b=9.0, x=2.0, y=4.0)),
-        *(_run("lost by far", a=4.0, y=1.0), _run("without peers", a=1.0)),
+        _run("won", a=3.0, b=1.0, x=2.0, y=4.0),
+        _run("lost", a=3.0, b=9.0, x=2.0, y=4.0),
+        _run("lost by far", a=4.0, y=1.0),
+        _run("without peers", a=1.0),
     ]
     text = overview.loses({"row": (module, runs)})
     assert text.startswith("2 of 3 works")

@@ -102,7 +102,8 @@ def addresses(found):
         # Link-local addresses if there are no others.
         (LONELY, "", "fe80::1 fe80::1 ::1"),
         # A chosen interface has no loopback beside it.
-        *((OWN, "eth0", "10.0.0.1 2001:db8::1"), (OWN, "lo", "127.0.0.1")),
+        (OWN, "eth0", "10.0.0.1 2001:db8::1"),
+        (OWN, "lo", "127.0.0.1"),
     ],
 )
 def test_which_addresses_others_get_to_know(own, wanted, found):
@@ -134,9 +135,13 @@ def test_a_host_with_very_many_addresses_tells_the_best():
 @pytest.mark.parametrize(
     ("wanted", "names"),
     [
-        *(("eth1", {"eth1"}), ("eth", {"eth0", "eth1", "eth10"})),
-        *(("eth1,docker", {"eth1", "docker0"}), ("10.0.0.1", {"eth0"})),
-        *(("[2001:DB8:0::1]", {"eth0"}), ("fe80::1", {"eth0", "eth1"}), ("fe80::1%eth1", {"eth1"})),
+        ("eth1", {"eth1"}),
+        ("eth", {"eth0", "eth1", "eth10"}),
+        ("eth1,docker", {"eth1", "docker0"}),
+        ("10.0.0.1", {"eth0"}),
+        ("[2001:DB8:0::1]", {"eth0"}),
+        ("fe80::1", {"eth0", "eth1"}),
+        ("fe80::1%eth1", {"eth1"}),
         ("^docker,lo,virbr", {"eth0", "eth1", "eth10"}),
         ("^docker0, eth1", {"lo", "virbr0", "eth0", "eth10"}),
         ("", {"lo", "docker0", "virbr0", "eth0", "eth1", "eth10"}),

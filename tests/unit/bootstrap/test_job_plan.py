@@ -40,8 +40,11 @@ def test_what_runs_in_a_line():
 
 _WRONG = [
     {"presence": Presence("s", 1, [Candidate("eth0", "10.0.0.300", 24)])},
-    *({"presence": Presence("s", 1 << 16)}, {"presence": Presence("s", -1)}, {"generation": -1}),
-    *({"generation": 1 << 31}, {"token": b"short"}),
+    {"presence": Presence("s", 1 << 16)},
+    {"presence": Presence("s", -1)},
+    {"generation": -1},
+    {"generation": 1 << 31},
+    {"token": b"short"},
 ]
 
 
@@ -104,15 +107,19 @@ def test_settings_that_are_equal_are_no_contradiction():
 @pytest.mark.parametrize(
     ("hosts", "launcher", "lacking", "engine", "said"),
     [
-        *(("a", "alone", [], "local", ""), ("aa", "rendezvous", [], "hierarchical", "")),
+        ("a", "alone", [], "local", ""),
+        ("aa", "rendezvous", [], "hierarchical", ""),
         ("abbb", "torchrun", [], "hierarchical", ""),
-        *(("aab", "torchrun", [1], "hierarchical", ""), ("ab", "torchrun", [], "tcp", "")),
-        *(("ab", "pmi", [], "mpi", ""), ("abc", "pmix", [], "mpi", "")),
+        ("aab", "torchrun", [1], "hierarchical", ""),
+        ("ab", "torchrun", [], "tcp", ""),
+        ("ab", "pmi", [], "mpi", ""),
+        ("abc", "pmix", [], "mpi", ""),
         ("aab", "pmix", [], "hierarchical-mpi", ""),
         ("aab", "pmix", [2], "hierarchical", "rank 2: no MPI library"),
         ("abc", "pmi", [1, 2], "tcp", "rank 1: no MPI library"),
         # On one host MPI has nothing to do.
-        *(("aaa", "pmix", [], "hierarchical", ""), ("aaa", "pmi", [1], "hierarchical", "")),
+        ("aaa", "pmix", [], "hierarchical", ""),
+        ("aaa", "pmi", [1], "hierarchical", ""),
     ],
 )
 def test_automatic_engine_and_why_not_by_mpi(hosts, launcher, lacking, engine, said):
@@ -160,7 +167,10 @@ def sharing(gpus, changes=None, **common):
 @pytest.mark.parametrize(
     ("gpus", "ranks"),
     [
-        *((["a"], ""), (["ab", "ab"], ""), (["a", "b"], ""), (["a", "abc", "abc"], "")),
+        (["a"], ""),
+        (["ab", "ab"], ""),
+        (["a", "b"], ""),
+        (["a", "abc", "abc"], ""),
         (["a", "a"], "ranks 0, 1 of host a see 1 GPU together"),
         (["ab", "ab", "ab"], "ranks 0, 1, 2 of host a see 2 GPUs together"),
         (["abcd", "a", "abcd", "a"], "ranks 1, 3 of host a see 1 GPU together"),
@@ -240,9 +250,12 @@ def test_places_follow_the_hosts_in_rank_order_or_the_launcher():
     ("local", "hosts", "host_of"),
     [
         # A launcher may make several hosts of one machine.
-        *(("0/2 1/2 0/2 1/2", None, (0, 0, 1, 1)), ("0/2 0/2 1/2 1/2", None, (0, 1, 0, 1))),
-        *(("0/3 1/3 2/3 0/1", None, (0, 0, 0, 1)), ("0/1 0/3 1/3 2/3", None, (0, 1, 1, 1))),
-        *(("0/2 1/2 0/1 0/1", None, (0, 0, 1, 2)), ("1/2 0/2", None, (0, 1))),
+        ("0/2 1/2 0/2 1/2", None, (0, 0, 1, 1)),
+        ("0/2 0/2 1/2 1/2", None, (0, 1, 0, 1)),
+        ("0/3 1/3 2/3 0/1", None, (0, 0, 0, 1)),
+        ("0/1 0/3 1/3 2/3", None, (0, 1, 1, 1)),
+        ("0/2 1/2 0/1 0/1", None, (0, 0, 1, 2)),
+        ("1/2 0/2", None, (0, 1)),
         ("0/2 0/2 1/2 1/2", "abba", (0, 1, 1, 0)),
     ],
 )
@@ -265,7 +278,8 @@ def test_places_are_consistent_for_every_spread_over_two_hosts(size):
 @pytest.mark.parametrize(
     ("commands", "said"),
     [
-        *((["", ""], ["", ""]), (["train.py --lr 0.1"] * 3, ["", "", ""])),
+        (["", ""], ["", ""]),
+        (["train.py --lr 0.1"] * 3, ["", "", ""]),
         # Ranks may have their numbers in their command lines.
         (["train.py --rank=0 out0.txt", "train.py --rank=1 out1.txt"], ["", ""]),
         (["train.py 0 host-12", "train.py 1 host-12", "train.py 2 host-12"], ["", "", ""]),

@@ -189,7 +189,9 @@ NOTHING_FITS = [
             "ranks 0 and 1 have no addresses",
             "node0 (rank 0): docker0 172.17.0.1/16 (another host has it, too), lo 127.0.0.1/8 "
             "(loopback);",
-            *("node2 (rank 2)", "eth0 10.0.0.1/24", "set AIACC_IFACE"),
+            "node2 (rank 2)",
+            "eth0 10.0.0.1/24",
+            "set AIACC_IFACE",
         ],
     ),
     ("", 1, 2, ["ranks 0 and 1 ", "node0 (rank 0): none"]),
@@ -218,8 +220,12 @@ def test_a_thousand_hosts_are_no_matter():
 def test_every_pair_connects_to_an_address_that_its_owner_has_and_no_other_host():
     """All small topologies of some interfaces, and who is where in them."""
     kinds = [
-        *(DOCKER0, "eth0 10.0.0.#/24", "eth0 10.#.0.1/24, eth1 10.0.0.#/24", "eth0 fd00::#/64"),
-        *(f"{FOUR_AND_SIX}, {DOCKER0}", LO),
+        DOCKER0,
+        "eth0 10.0.0.#/24",
+        "eth0 10.#.0.1/24, eth1 10.0.0.#/24",
+        "eth0 fd00::#/64",
+        f"{FOUR_AND_SIX}, {DOCKER0}",
+        LO,
     ]
     fitting = 0
     for picks in itertools.product(kinds, repeat=3):
@@ -262,7 +268,8 @@ def port_of():
         (["answering", "mute"], 60.0, Look(["way 0"])),
         (["refusing", "answering"], 60.0, Look(["way 1"], ["way 0"])),
         (["mute", "answering"], 0.2, Look(["way 1"], ["way 0"])),
-        *((["mute", "refusing"], 0.2, Look()), ([], 60.0, Look())),
+        (["mute", "refusing"], 0.2, Look()),
+        ([], 60.0, Look()),
     ],
 )
 def test_which_of_several_addresses_answers(ports, patience_s, expected, port_of):

@@ -289,7 +289,9 @@ def hello_of(**changes):
 
 #: What they send first.
 STRANGERS = {
-    **{"http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "garbage": os.urandom(4096), "silence": b""},
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "garbage": os.urandom(4096),
+    "silence": b"",
     "truncated": hello(b"x" * 100)[:50],
     "huge": struct.pack("!4sHHI", b"AIRV", 1, frames.Kind.HELLO, 0xFFFFFFFF),
     "old version": message(frames.Kind.HELLO, b"abcd", version=99),

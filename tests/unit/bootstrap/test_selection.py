@@ -38,11 +38,16 @@ PMI_WITHOUT_A_WAY = {"PMI_RANK": "1", "PMI_SIZE": "4"}
 @pytest.mark.parametrize(
     ("variables", "name"),
     [
-        *(({}, None), (SLURM, "slurm"), (SLURM | HYDRA, "mpi")),
-        *((SLURM | HYDRA | TORCHRUN, "torchrun"), (HYDRA | ALONE_TORCHRUN, "mpi")),
-        *((SLURM | PMI_WITHOUT_A_WAY, "slurm"), (PMI_WITHOUT_A_WAY, "mpi")),
+        ({}, None),
+        (SLURM, "slurm"),
+        (SLURM | HYDRA, "mpi"),
+        (SLURM | HYDRA | TORCHRUN, "torchrun"),
+        (HYDRA | ALONE_TORCHRUN, "mpi"),
+        (SLURM | PMI_WITHOUT_A_WAY, "slurm"),
+        (PMI_WITHOUT_A_WAY, "mpi"),
         # Nothing tells which is nearer, and two jobs of one rank would be noticed by nobody.
-        *((SLURM | ALONE_TORCHRUN, "slurm"), (SLURM | ALONE_HYDRA, "slurm")),
+        (SLURM | ALONE_TORCHRUN, "slurm"),
+        (SLURM | ALONE_HYDRA, "slurm"),
         (SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, "slurm"),
     ],
 )
@@ -71,7 +76,8 @@ FAR = "RANK=0, WORLD_SIZE=1 (torchrun) do not"
         (ALONE_OPEN_MPI, HYDRA, "OMPI_COMM_WORLD_RANK=0", "PMI_RANK=1, PMI_SIZE=2 (mpirun) do not"),
         (AGENT, ALONE_OPEN_MPI | ALONE_HYDRA, "RANK=1, WORLD_SIZE=2", ""),
         # A launcher inside a step divides it, but into jobs of one rank by mistake, perhaps.
-        *((TORCHRUN, SLURM, "RANK=1, WORLD_SIZE=2", ""), (HYDRA, SLURM, "PMI_RANK=1", "")),
+        (TORCHRUN, SLURM, "RANK=1, WORLD_SIZE=2", ""),
+        (HYDRA, SLURM, "PMI_RANK=1", ""),
         (ALONE_TORCHRUN, SLURM, "RANK=0, WORLD_SIZE=1", "SLURM_STEP_NUM_TASKS=4 (srun) do not"),
         # The same is no contradiction.
         (SLURM, TORCHRUN | {"WORLD_SIZE": "4"}, "SLURM_PROCID=1", ""),
@@ -100,7 +106,8 @@ def test_rank_0_says_whose_variables_do_not_count(caplog):
 @pytest.mark.parametrize(
     ("variables", "settings", "name", "place"),
     [
-        *(({}, {}, "alone", (0, 1)), ({}, {"rank": 0, "size": 1}, "alone", (0, 1))),
+        ({}, {}, "alone", (0, 1)),
+        ({}, {"rank": 0, "size": 1}, "alone", (0, 1)),
         ({}, {"rank": 1, "size": 4, "addr": "127.0.0.1:1"}, "rendezvous", (1, 4)),
         ({}, {"rank": 1, "size": 4, "rendezvous_file": "/x"}, "file", (1, 4)),
         (SLURM, {}, "slurm", (1, 4)),
@@ -109,7 +116,8 @@ def test_rank_0_says_whose_variables_do_not_count(caplog):
         (SLURM, {"rank": 0, "size": 2, "addr": "127.0.0.1:1"}, "rendezvous", (0, 2)),
         (SLURM, {"rank": 0, "size": 1}, "alone", (0, 1)),
         # Those that say the same need not be complete.
-        *((HYDRA, {"size": 2}, "pmi", (1, 2)), (HYDRA, {"rank": 1}, "pmi", (1, 2))),
+        (HYDRA, {"size": 2}, "pmi", (1, 2)),
+        (HYDRA, {"rank": 1}, "pmi", (1, 2)),
         (HYDRA, {"rank": 1, "size": 2}, "pmi", (1, 2)),
         # What no launcher of torch has set.
         (HYDRA | {"RANK": "0", "WORLD_SIZE": "2"}, {}, "pmi", (1, 2)),
@@ -238,7 +246,8 @@ def test_variables_that_cannot_be(name, value):
         ("n[8-11]", ["n8", "n9", "n10", "n11"]),
         ("n[098-101]", ["n098", "n099", "n100", "n101"]),
         ("rack[1-2]n[1,3]-ib,x", ["rack1n1-ib", "rack1n3-ib", "rack2n1-ib", "rack2n3-ib", "x"]),
-        *(("[1-2]", ["1", "2"]), ("a.b-c,d", ["a.b-c", "d"])),
+        ("[1-2]", ["1", "2"]),
+        ("a.b-c,d", ["a.b-c", "d"]),
     ],
 )
 def test_names_of_nodes(nodes, names):

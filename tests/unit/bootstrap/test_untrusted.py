@@ -137,8 +137,10 @@ def read_frames(draw):
 
 #: (reads something that is wrong in random places, the errors for what it refuses, least read)
 READERS = [
-    *((read_hello, frames.ProtocolError, 10), (read_record, ValueError, 10)),
-    *((read_row, BootstrapError, 10), (read_result, frames.ProtocolError, 1)),
+    (read_hello, frames.ProtocolError, 10),
+    (read_record, ValueError, 10),
+    (read_row, BootstrapError, 10),
+    (read_result, frames.ProtocolError, 1),
     (read_frames, (frames.ProtocolError, frames.ConnectionGoneError), 0),
 ]
 

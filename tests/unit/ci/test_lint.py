@@ -82,10 +82,13 @@ def test_layering_notices_circles_and_large_folders(script):
 @pytest.mark.parametrize(
     ("subject", "problem"),
     [
-        *(("core: fail what waits", ""), ("engines/mpi, tests: keep 'x:y' apart", "")),
-        *((".ci: run all", ""), ("core: " + "ä" * 66, "")),
+        ("core: fail what waits", ""),
+        ("engines/mpi, tests: keep 'x:y' apart", ""),
+        (".ci: run all", ""),
+        ("core: " + "ä" * 66, ""),
         ("core: " + "x" * 67, "73 characters (expected at most 72)"),
-        *(("fail what waits", "not of the form"), ("core fails: what waits", "not of the form")),
+        ("fail what waits", "not of the form"),
+        ("core fails: what waits", "not of the form"),
         ("fixup! core: fail what waits", "not of the form"),
         ("core: fail what waits.", "not of the form"),
     ],
@@ -172,7 +175,8 @@ def test_stages_their_instructions_and_variables(script):
     ("text", "problem"),
     [
         ("FROM a\nADD x y", "line 2: ADD is not known"),
-        *(("RUN x", "line 1: RUN before any FROM"), ("ARG X=1", "no FROM")),
+        ("RUN x", "line 1: RUN before any FROM"),
+        ("ARG X=1", "no FROM"),
         ("FROM a b", "line 1: FROM a b"),
         ("FROM a\nRUN x \\", "line 2: an instruction that does not end"),
     ],

@@ -23,17 +23,26 @@ from aiacc.compression.feedback import EF21, Momentum, NoFeedback, Residual
 from aiacc.compression.policy import Policy
 
 CODECS = {
-    **{"none": Cast("none"), "fp16": Cast("fp16"), "bf16": Cast("bf16"), "int8": Quantised("int8")},
+    "none": Cast("none"),
+    "fp16": Cast("fp16"),
+    "bf16": Cast("bf16"),
+    "int8": Quantised("int8"),
     "int8:block=512": Quantised("int8", block=512),
     "int4:block=128,stochastic=true": Quantised("int4", 128, stochastic=True),
-    **{"fp8": Quantised("fp8"), "mstopk": MSTopK(), "mstopk:density=0.001": MSTopK(density=0.001)},
+    "fp8": Quantised("fp8"),
+    "mstopk": MSTopK(),
+    "mstopk:density=0.001": MSTopK(density=0.001),
     "mstopk:density=1e-05,mode=exact": MSTopK(density=1e-5, mode="exact"),
-    **{"topk:density=0.1": Sparse("topk", 0.1), "randomk": RandomK(), "powersgd": PowerSGD()},
+    "topk:density=0.1": Sparse("topk", 0.1),
+    "randomk": RandomK(),
+    "powersgd": PowerSGD(),
     "powersgd:rank=2": PowerSGD(rank=2),
     "randomk:density=0.02,unbiased=true": RandomK(density=0.02, unbiased=True),
 }
 FEEDBACK = {
-    **{"none": NoFeedback(), "residual": Residual(), "residual:beta=0.9": Residual(0.9)},
+    "none": NoFeedback(),
+    "residual": Residual(),
+    "residual:beta=0.9": Residual(0.9),
     "momentum": Momentum(),
     "momentum:momentum=0.5,masking=false": Momentum(0.5, masking=False),
     "momentum:nesterov=true": Momentum(nesterov=True),
@@ -161,7 +170,10 @@ def test_numbers_of_numpy_are_numbers():
             "auto:int8:block=512+mstopk:density=0.001,mode=exact",
             (Quantised("int8", block=512), MSTopK(density=0.001, mode="exact")),
         ),
-        *(("auto:none+bf16", (BF16,)), ("int8", None), (BF16, None), (None, None)),
+        ("auto:none+bf16", (BF16,)),
+        ("int8", None),
+        (BF16, None),
+        (None, None),
     ],
 )
 def test_what_a_chooser_may_take(text, allowed):
@@ -179,7 +191,8 @@ SHAPE = (128, 128)
         ("layer.weight", (128, 128), "float32", True),
         ("layer.weight", (128, 127), "float32", False),
         ("conv.weight", (64, 64, 3, 3), "float32", True),
-        *(("norm.weight", (1 << 20,), "float32", False), ("scale", (), "float32", False)),
+        ("norm.weight", (1 << 20,), "float32", False),
+        ("scale", (), "float32", False),
         ("empty", (0, 1 << 20), "float32", False),
         ("layer.weight", (128, 128), "float16", False),
     ],
@@ -251,8 +264,10 @@ def test_density_falls_in_geometric_steps_and_nothing_else_does():
 @pytest.mark.parametrize(
     ("policy", "keeps"),
     [
-        *((Policy(Quantised("int8")), NoFeedback()), (Policy(Quantised("int4")), Residual())),
-        *((Policy(MSTopK()), Residual()), (Policy(PowerSGD()), Residual())),
+        (Policy(Quantised("int8")), NoFeedback()),
+        (Policy(Quantised("int4")), Residual()),
+        (Policy(MSTopK()), Residual()),
+        (Policy(PowerSGD()), Residual()),
         (Policy(RandomK()), Residual()),
         (Policy(RandomK(unbiased=True)), NoFeedback()),  # what it loses grows when it is sent
         (Policy(MSTopK(), feedback=NoFeedback()), NoFeedback()),

@@ -15,11 +15,20 @@ CODING = ROOT.joinpath("csrc/engines/coding.h").read_text()
 @pytest.mark.parametrize(
     ("text", "elements", "nbytes"),
     [
-        *(("none", 1000, 4000), ("fp16", 1001, 2002), ("bf16", 0, 0), ("int8", 1024, 1024 + 4 * 4)),
-        *(("int8", 1025, 1025 + 4 * 5), ("fp8:block=1024", 1025, 1025 + 4 * 2)),
-        *(("int4", 1025, 513 + 4 * 5), ("int4:block=128", 0, 0), ("mstopk", 1000, 8 * 10)),
-        *(("mstopk", 1001, 8 * 11), ("topk:density=0.001", 1, 8), ("randomk", 0, 0)),
-        *(("randomk", 1001, 4 * 11), ("powersgd:rank=2", 10_000, 4 * 2 * 2 * 100)),
+        ("none", 1000, 4000),
+        ("fp16", 1001, 2002),
+        ("bf16", 0, 0),
+        ("int8", 1024, 1024 + 4 * 4),
+        ("int8", 1025, 1025 + 4 * 5),
+        ("fp8:block=1024", 1025, 1025 + 4 * 2),
+        ("int4", 1025, 513 + 4 * 5),
+        ("int4:block=128", 0, 0),
+        ("mstopk", 1000, 8 * 10),
+        ("mstopk", 1001, 8 * 11),
+        ("topk:density=0.001", 1, 8),
+        ("randomk", 0, 0),
+        ("randomk", 1001, 4 * 11),
+        ("powersgd:rank=2", 10_000, 4 * 2 * 2 * 100),
         ("powersgd", 4, 4 * 4),  # never more than all
     ],
 )
@@ -43,7 +52,10 @@ def test_what_no_codec_takes_and_what_has_no_number():
     [
         ((100, 100), True),
         ((64, 8, 3, 3), True),  # 64 x 72
-        *(((16, 16), False), ((4, 100_000), False), ((10_000,), False), ((), False)),
+        ((16, 16), False),
+        ((4, 100_000), False),
+        ((10_000,), False),
+        ((), False),
         ((0, 1000), False),
     ],
 )
@@ -68,7 +80,9 @@ BLOCKS = {"int8": "kInt8Blocks", "int4": "kInt4Blocks", "fp8": "kFloat8Blocks"}
 @pytest.mark.parametrize(
     ("text", "name", "number", "flag"),
     [
-        *(("none", "kTensor", 0, ""), ("fp16", "kFloat16", 0, ""), ("bf16", "kBFloat16", 0, "")),
+        ("none", "kTensor", 0, ""),
+        ("fp16", "kFloat16", 0, ""),
+        ("bf16", "kBFloat16", 0, ""),
         *(
             (f"{codec}:block={block}{chance}", name, block, "kStochastic" if chance else "")
             for codec, name in BLOCKS.items()
@@ -82,7 +96,8 @@ BLOCKS = {"int8": "kInt8Blocks", "int4": "kInt4Blocks", "fp8": "kFloat8Blocks"}
         ("randomk:density=0.05", "kRandom", 50000, ""),
         ("randomk:density=0.05,unbiased=true", "kRandom", 50000, "kUnbiased"),
         # Densities are rounded up to millionths.
-        *(("mstopk:density=1e-9", "kLargest", 1, ""), ("mstopk:density=1.1e-6", "kLargest", 2, "")),
+        ("mstopk:density=1e-9", "kLargest", 1, ""),
+        ("mstopk:density=1.1e-6", "kLargest", 2, ""),
     ],
 )
 def test_numbers_are_those_of_the_core(text, name, number, flag):

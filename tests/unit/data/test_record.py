@@ -135,14 +135,16 @@ Pair = namedtuple("Pair", "one other")
     ("sample", "said"),
     [
         ({"a": [1, {2}]}, r"sample\['a'\]\[1\] is a builtins.set"),
-        *((Pair(1, 2), "sample is a .*Pair"), (Path("x"), "let the dataset return these")),
+        (Pair(1, 2), "sample is a .*Pair"),
+        (Path("x"), "let the dataset return these"),
         (np.array([object()]), "array of objects"),
         (np.array([b"x", b"longer"], object), r"array of objects.*\.astype\(bytes\)"),
         (np.ma.array([1]), "numpy.ma"),
         (np.zeros(3, ml_dtypes.bfloat16), "not NumPy's own"),
         (torch.nn.Parameter(torch.zeros(2)), "Parameter"),
         (torch.zeros(2, requires_grad=True), "requires a gradient"),
-        *((torch.eye(2).to_sparse(), "sparse"), (torch.zeros(2, device="meta"), "on meta")),
+        (torch.eye(2).to_sparse(), "sparse"),
+        (torch.zeros(2, device="meta"), "on meta"),
         ([10**5000], "4300 digits"),
     ],
 )
@@ -541,7 +543,8 @@ LEAVES = [
 NODES = [
     *(list, tuple, lambda items: dict(enumerate(items)), lambda items: Files(table=items)),
     *(lambda items: {(1, frozenset([2])): items}, collections.deque),
-    *(lambda items: having(Labels(), items), lambda items: lambda one: one + items),
+    lambda items: having(Labels(), items),
+    lambda items: lambda one: one + items,
 ]
 
 

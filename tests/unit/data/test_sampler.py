@@ -295,8 +295,11 @@ def test_bad_arguments_are_named(tmp_path, memory, arguments, said):
     with pytest.raises(ValueError, match=said):
         cached.sampler(**arguments)
     for function, given in (
-        *((cached.sampler, {}), (cached.sampler().set_epoch, {})),
-        *((cached.fetching_ahead, {"sampler": []}), (cached.warmup, {}), (cached.log_epoch, {})),
+        (cached.sampler, {}),
+        (cached.sampler().set_epoch, {}),
+        (cached.fetching_ahead, {"sampler": []}),
+        (cached.warmup, {}),
+        (cached.log_epoch, {}),
     ):
         assert unexplained(function, given, {}) == []
     cached.close()

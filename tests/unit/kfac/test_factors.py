@@ -336,7 +336,8 @@ def test_losses_without_a_distribution(loss, text):
         ((6, 21, 64, 32), 6 * 8 * 4, 21, 6 * 64 * 32),  # scaled up
         ((6, 64, 32), 6 * 64 * 32, 1, 6 * 64 * 32),
         ((6, 2, 28, 28), 6, 2 * 784, 6),  # another shape of what a linear layer gave
-        *(((6, 7, 50), 6 * 7, 4, 42), ((6, 50, 7), 6 * 7, 4, 42)),
+        ((6, 7, 50), 6 * 7, 4, 42),
+        ((6, 50, 7), 6 * 7, 4, 42),
         ((), 6 * 7, 50, 42),  # a loss
     ],
     ids=str,

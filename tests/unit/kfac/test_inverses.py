@@ -90,8 +90,11 @@ def test_the_split_of_damping():
 @pytest.mark.parametrize(
     "module",
     [
-        *(nn.Linear(4, 3), nn.Linear(4, 3, bias=False), nn.Conv2d(4, 6, 3)),
-        *(nn.Conv2d(4, 6, 3, groups=2), nn.Conv1d(4, 4, 3, groups=4, bias=False)),
+        nn.Linear(4, 3),
+        nn.Linear(4, 3, bias=False),
+        nn.Conv2d(4, 6, 3),
+        nn.Conv2d(4, 6, 3, groups=2),
+        nn.Conv1d(4, 4, 3, groups=4, bias=False),
         nn.Embedding(5, 3),
     ],
     ids=str,

@@ -268,7 +268,8 @@ def test_elements_by_the_formulas_of_each_kind():
 BAD_WORK = [([], 2, "one or more"), ([3, 0], 2, r"\[3, 0\]"), ([3], 0, "0 ranks .expected >= 1")]
 BAD_KINDS = [
     ("all", 4, "distribution 'all' .expected replicate, mpd, spd, dp, or kaisa:"),
-    *(("kaisa", 4, "expected replicate"), ("kaisa:half", 4, "'half' is no number")),
+    ("kaisa", 4, "expected replicate"),
+    ("kaisa:half", 4, "'half' is no number"),
     *((f"kaisa:{n}", 4, "of 4 ranks the share may be 0.25, 0.5, 1") for n in (0.3, 0.75, 0, 2)),
     ("dp", 0, "0 ranks .expected >= 1"),
 ]

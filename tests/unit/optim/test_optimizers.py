@@ -271,7 +271,8 @@ def test_what_the_core_cannot_is_said_or_done_otherwise(made, grad, text):
         (LAMB, {"betas": (1.0, 0.9)}, r"betas=\(1.0, 0.9\)"),
         (LAMB, {"max_grad_norm": 0}, "max_grad_norm=0 .expected a number > 0, or None"),
         (LAMB, {"betas": (0.9,)}, r"betas=.* two"),
-        *((AdamSGD, {"betas": (0.9,)}, r"betas=.* two"), (AdamSGD, {"share": 2}, "share=2")),
+        (AdamSGD, {"betas": (0.9,)}, r"betas=.* two"),
+        (AdamSGD, {"share": 2}, "share=2"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(kind, options, text):

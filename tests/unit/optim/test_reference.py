@@ -76,8 +76,12 @@ def hybrid(lr, sgd_lr, weight_decay, share):
 @pytest.mark.parametrize(
     "options",
     [
-        *({}, {"nesterov": True}, {"momentum": 0.0, "weight_decay": 0.0}),
-        *({"trust_clamp": (3e-3, 6e-3)}, {"larc": True, "lr": 1e-3}, {"trust_coefficient": 0.02}),
+        {},
+        {"nesterov": True},
+        {"momentum": 0.0, "weight_decay": 0.0},
+        {"trust_clamp": (3e-3, 6e-3)},
+        {"larc": True, "lr": 1e-3},
+        {"trust_coefficient": 0.02},
     ],
     ids=str,
 )
@@ -163,8 +167,10 @@ def test_the_rate_of_sgd_follows_whoever_sets_lr(kind, given, metric):
 @pytest.mark.parametrize(
     ("momentum", "dampening", "nesterov", "weight_decay", "larc"),
     [
-        *((0.9, 0.0, True, 1e-2, False), (0.9, 0.0, False, 1e-2, True)),
-        *((0.8, 0.3, False, 0.0, False), (0.0, 0.0, False, 1e-2, False)),
+        (0.9, 0.0, True, 1e-2, False),
+        (0.9, 0.0, False, 1e-2, True),
+        (0.8, 0.3, False, 0.0, False),
+        (0.0, 0.0, False, 1e-2, False),
     ],
 )
 def test_lars_is_that_of_timm(momentum, dampening, nesterov, weight_decay, larc, way):

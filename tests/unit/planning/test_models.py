@@ -9,11 +9,14 @@ from aiacc.planning.models.kronecker import Layer, layers_of
 @pytest.mark.parametrize(
     ("name", "tensors", "elements", "giga"),
     [
-        *(("resnet50", 161, 25_557_032, 4.09), ("resnet152", 467, 60_192_808, 11.5)),
-        *(("vgg16", 32, 138_357_544, 15.5), ("densenet201", 604, 20_013_928, 4.29)),
+        ("resnet50", 161, 25_557_032, 4.09),
+        ("resnet152", 467, 60_192_808, 11.5),
+        ("vgg16", 32, 138_357_544, 15.5),
+        ("densenet201", 604, 20_013_928, 4.29),
         ("inception_v4", 449, 42_679_816, 12.3),
         # With the head for masked words, but for the part that names the next sentence (1,538).
-        *(("bert_base", 204, 110_104_890, 13.9), ("bert_large", 396, 336_224_058, 42.8)),
+        ("bert_base", 204, 110_104_890, 13.9),
+        ("bert_large", 396, 336_224_058, 42.8),
     ],
 )
 def test_networks_have_the_published_sizes(name, tensors, elements, giga):

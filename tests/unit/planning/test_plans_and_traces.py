@@ -27,21 +27,26 @@ SECONDS = r"\(expected seconds, 0 to 86400\)"
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        *(("version", 2, r": 2 \(expected 1\)"), ("tensors", None, r": no list")),
+        ("version", 2, r": 2 \(expected 1\)"),
+        ("tensors", None, r": no list"),
         ("tensors", [], r": none"),
         ("source", "guessed", r": 'guessed' \(expected measured or modelled"),
-        *(("forward_s", -1, r": -1.0"), ("forward_s", True, r": True")),
+        ("forward_s", -1, r": -1.0"),
+        ("forward_s", True, r": True"),
         ("forward_s", 1e308, rf": 1e\+308 {SECONDS}"),
         ("forward_s", 10**400, rf": 10{{49}} {SECONDS}"),
         ("backward_s", 86_401, rf": 86401.0 {SECONDS}"),
         ("model", 3, r": 3 \(expected str\)"),
         ("model", "\ud800", r": '\\ud800' \(expected characters that UTF-8 has\)"),
         # Of the second tensor:
-        *((".bytes", 0, r": 0 \(expected >= 1\)"), (".bytes", "4", r": '4' \(expected int\)")),
+        (".bytes", 0, r": 0 \(expected >= 1\)"),
+        (".bytes", "4", r": '4' \(expected int\)"),
         (".bytes", 1 << 63, r": 9223372036854775808 \(expected less than 2\^63\)"),
         (".name", "\ud800", r": '\\ud800' \(expected characters that UTF-8 has\)"),
-        *((".name", "t0", r": 't0' comes twice"), (".ready_s", 9.0, r": 9.0 .*3.0")),
-        *((".ready_s", 0.5, r": 0.5 is before"), (".ready_s", float("nan"), r": nan")),
+        (".name", "t0", r": 't0' comes twice"),
+        (".ready_s", 9.0, r": 9.0 .*3.0"),
+        (".ready_s", 0.5, r": 0.5 is before"),
+        (".ready_s", float("nan"), r": nan"),
         (".need_s", 1.5, r": 1.5 .*1.0"),
     ],
 )
@@ -60,7 +65,8 @@ def test_fields_that_are_wrong_are_named(field, value, text):
     ("text", "said"),
     [
         ('{"version": 1,\n,}', r"line 2: no JSON .*as `aiacc-plan profile` writes"),
-        *(("[]", "no JSON object"), ("[" * 100_000, "expected less nesting")),
+        ("[]", "no JSON object"),
+        ("[" * 100_000, "expected less nesting"),
         ('{"version":\n' + "9" * 5000 + "}", r"line 2: a number of 5000 digits \(expected 600 at"),
     ],
     ids=["broken", "list", "deep", "long"],
@@ -104,8 +110,10 @@ def test_the_digest_is_of_what_a_plan_does():
     same = dataclasses.replace(PLAN, planner="threshold(25)", predicted_s=2.0)
     assert same.digest == PLAN.digest
     for change in (
-        *({"buckets": (("a",), ("b", "c"))}, {"buckets": (("b", "a"), ("c",))}),
-        *({"schedule": "decoupled"}, {"lanes": 2}),
+        {"buckets": (("a",), ("b", "c"))},
+        {"buckets": (("b", "a"), ("c",))},
+        {"schedule": "decoupled"},
+        {"lanes": 2},
     ):
         assert dataclasses.replace(PLAN, **change).digest != PLAN.digest
 
@@ -113,7 +121,8 @@ def test_the_digest_is_of_what_a_plan_does():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        *(({"buckets": []}, "at least one bucket"), ({"buckets": [[]]}, "at least one tensor")),
+        ({"buckets": []}, "at least one bucket"),
+        ({"buckets": [[]]}, "at least one tensor"),
         ({"buckets": [["a"], ["b", "a"]]}, "tensor 'a' is in two places"),
         ({"buckets": "ab"}, "buckets: 'ab' .expected list"),
         ({"planner": None}, "planner: None .expected str"),

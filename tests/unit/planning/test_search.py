@@ -181,7 +181,8 @@ def test_larger_units_are_tried_last_with_the_best_so_far_and_given_up_where_slo
 @pytest.mark.parametrize(
     ("best", "unit_bytes", "tried"),
     [
-        *((RIVALS[-1], 0, {1, GROWTH}), (RIVALS[-1], 28 * MIB - 1, {1, GROWTH})),
+        (RIVALS[-1], 0, {1, GROWTH}),
+        (RIVALS[-1], 28 * MIB - 1, {1, GROWTH}),
         (RIVALS[-1], 28 * MIB, {1}),  # which hold its largest bucket
         (None, 1 << 40, {1, GROWTH}),  # without a plan, units decide what travels together
     ],
@@ -228,7 +229,8 @@ def test_a_planner_by_name_plans_once(wish, said):
         ("threshold", "expected 'auto', a planner such as 'optimal'"),
         ('{"planner": "optimal"}' * 1000, "expected 'auto'"),  # a whole file, not repeated
         ("decoupled", "schedule='decoupled' and model=; its plan is a file of"),
-        *(("lanes(0)", "expected"), ("threshold(0)", "expected")),
+        ("lanes(0)", "expected"),
+        ("threshold(0)", "expected"),
     ],
     ids=lambda text: text[:20],
 )

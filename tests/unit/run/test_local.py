@@ -356,7 +356,8 @@ _IN_A_GRAPH = f"tensorflow.errors_impl.AbortedError: Graph: {NAMES_1.partition('
 @pytest.mark.parametrize(
     ("ended", "rank", "code", "named"),
     [
-        *(([], None, 0, set()), ([(0, False, _LEFT)], None, 0, set())),
+        ([], None, 0, set()),
+        ([(0, False, _LEFT)], None, 0, set()),
         ([(2, False, "ValueError: a"), (1, True, "OSError: b")], 0, 2, set()),
         ([(1, False, "ValueError: rank 3 has no data")], 0, 1, set()),
         ([(1, False, "KeyboardInterrupt")], 0, 1, set()),

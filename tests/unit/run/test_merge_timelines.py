@@ -95,7 +95,8 @@ def test_a_timeline_that_was_cut_off_counts_up_to_there(tmp_path, merge):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        *(("hello\nworld\n", "t.json:1"), ("[\n[1, 2]\n]\n", "expected an event")),
+        ("hello\nworld\n", "t.json:1"),
+        ("[\n[1, 2]\n]\n", "expected an event"),
         ("[\n]\n", "does not tell its time of day"),
         ('[\n{"name": "x", "ph": "X", "ts": 1}\n]\n', "does not tell its time of day"),
         (text_of(timeline(1, 0, "boot", 1)), "/t.json and {folder}/t.rank1.json are both of"),

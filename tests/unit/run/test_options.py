@@ -50,9 +50,13 @@ def test_options_become_settings():
         "--cache-capacity 9 --start-timeout 7 --timeline-filename t.json x"
     )
     assert settings_of(parser().parse_args(given.split())) == {
-        **{"AIACC_AUTOTUNE": "1", "AIACC_IFACE": "eth0,eth1", "AIACC_STALL_WARN_S": "0"},
-        **{"AIACC_TIMELINE_MARK_CYCLES": "1", "AIACC_CACHE_CAPACITY": "9"},
-        **{"AIACC_CONNECT_TIMEOUT_S": "7", "AIACC_TIMELINE": "t.json"},
+        "AIACC_AUTOTUNE": "1",
+        "AIACC_IFACE": "eth0,eth1",
+        "AIACC_STALL_WARN_S": "0",
+        "AIACC_TIMELINE_MARK_CYCLES": "1",
+        "AIACC_CACHE_CAPACITY": "9",
+        "AIACC_CONNECT_TIMEOUT_S": "7",
+        "AIACC_TIMELINE": "t.json",
     }
 
 
@@ -83,11 +87,13 @@ def test_dry_run_shows_ranks_and_variables(launch, monkeypatch):
     [
         ("-np 1 --gloo --mpi true", "exclude each other"),
         ("-np 1 --mpi --output-filename out true", "--mpi-args"),
-        *(("-np 2", "no command"), ("python x.py", "how many ranks")),
+        ("-np 2", "no command"),
+        ("python x.py", "how many ranks"),
         ("-np 0 python", "how many ranks"),
         ("-np 99999 true", "-np 99999 is more than a job can have: "),
         ("-np 2 no-such-program", "'no-such-program' was not found"),
-        *(("-np 2 -H far:2 true", "use --mpi"), ("-np 3 -H localhost:2 true", "2 slots")),
+        ("-np 2 -H far:2 true", "use --mpi"),
+        ("-np 3 -H localhost:2 true", "2 slots"),
         ("-np 2 --torchrun -H far:2 true", "this machine only"),
         ("-np 1 --profile /tmp true", "profile /tmp: a folder (expected a file); name one in it, "),
         ("--netcheck h1,h1", "named twice"),
@@ -157,10 +163,13 @@ def test_more_ranks_than_the_machine_can_have_are_refused(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("variable", "value", "expected"),
     [
-        *(("AIACC_SIZE", "5", "2"), ("HOROVOD_SIZE", "5", "2")),
-        *(("AIACC_RANK", "1", "0..1, one for each"), ("AIACC_LOCAL_SIZE", "1", "2")),
+        ("AIACC_SIZE", "5", "2"),
+        ("HOROVOD_SIZE", "5", "2"),
+        ("AIACC_RANK", "1", "0..1, one for each"),
+        ("AIACC_LOCAL_SIZE", "1", "2"),
         ("AIACC_LOCAL_RANK", "0", "0..1, one for each"),
-        *(("AIACC_CROSS_SIZE", "2", "1"), ("AIACC_CROSS_RANK", "1", "0")),
+        ("AIACC_CROSS_SIZE", "2", "1"),
+        ("AIACC_CROSS_RANK", "1", "0"),
     ],
 )
 def test_variables_that_contradict_the_launch(launch, monkeypatch, variable, value, expected):

@@ -128,7 +128,8 @@ _LEVELS = {"model": "hierarchical", "local": 2, "inside": _NEAR, "between": _NEA
     ("fields", "text"),
     [
         ({"model": ["affine"]}, r"model: \['affine'\] .expected one of affine"),
-        *((_LINE | {"a": True}, "a: True"), (_LINE | {"a": 10**400}, "a: 10{49} ")),
+        (_LINE | {"a": True}, "a: True"),
+        (_LINE | {"a": 10**400}, "a: 10{49} "),
         (_LINE | {"of": [1]}, "of: '': .1. .expected pairs"),
         (_LINE | {"of": {"gather": [1, 1]}}, "of: 'gather'"),
         (_LINE | {"of": {"broadcast": [1, -1]}}, "of.broadcast.b: -1"),
@@ -145,7 +146,8 @@ _LEVELS = {"model": "hierarchical", "local": 2, "inside": _NEAR, "between": _NEA
         (points((1, 1.0), (2,)), r"points\[1\].seconds: missing"),
         ({"model": "table", "points": [_POINT | {"lanes": 0}]}, r"points\[0\].lanes: 0"),
         ({"model": "table", "points": [_POINT | {"operation": 3}]}, r"points\[0\].operation: 3"),
-        *((_LEVELS | {"local": 0}, "local: 0"), (_LEVELS | {"inside": 1}, "inside: 1")),
+        (_LEVELS | {"local": 0}, "local: 0"),
+        (_LEVELS | {"inside": 1}, "inside: 1"),
         (_LEVELS | {"between": None}, "between: None"),
         ({"version": None}, r"version: None \(expected 1\)"),
         ('{"version": 1,\n"model": }', "line 2: no JSON .*as `aiacc-plan probe` writes"),
@@ -160,8 +162,10 @@ def test_bad_networks_name_file_and_field(plan, fields, text):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        *(("[[64,", "line 1: no JSON"), ("{}", "expected one or more")),
-        *(("[64]", "expected a list of pairs"), ("[[64, -1]]", "-1.0 s for dimension 64")),
+        ("[[64,", "line 1: no JSON"),
+        ("{}", "expected one or more"),
+        ("[64]", "expected a list of pairs"),
+        ("[[64, -1]]", "-1.0 s for dimension 64"),
     ],
 )
 def test_bad_files_of_inversions_name_file_and_problem(plan, text, problem):

@@ -85,7 +85,8 @@ def test_a_broken_library_and_a_wrong_answer_are_refused_and_nothing_is_compiled
     ("arguments", "text"),
     [
         ({"op": 1, "gradient_predivide_factor": 2.0}, "expected"),
-        *(({"groups": 0}, "expected"), ({"groups": 2, "op": 2}, "expected")),
+        ({"groups": 0}, "expected"),
+        ({"groups": 2, "op": 2}, "expected"),
         ({"compression": "auto"}, r"compression='auto' .*no chooser.*Compression\.int8"),
         ({"compression": Policy(Quantised("int8"))}, r"=Policy\(int8\) .*schedules.*ession\.int8"),
         ({"compression": "auto:int8"}, r"compression='auto:int8' .*no chooser"),

@@ -19,7 +19,8 @@ def test_its_steps_are_those_of_torchs():
 
     shapes = [(4, 3), (5,), (2, 2, 3), (1, 2)]
     for options, theirs in (
-        *(({}, {}), ({"weight_decay": 0.1, "nesterov": True}, {})),
+        ({}, {}),
+        ({"weight_decay": 0.1, "nesterov": True}, {}),
         ({"momentum": 0.0, "trust_clamp": (2e-3, 4e-3)}, {}),
         ({"weight_decay": 0.1}, {"exclude": ("*2", "*1")}),
         ({"weight_decay": 0.1}, {"exclude": "*[12]"}),
@@ -42,7 +43,9 @@ def test_its_steps_are_those_of_torchs():
     LARS(100.0).apply([tf.fill((100, 10), tf.constant(300.0, "float16"))], [half])
     np.testing.assert_allclose(half.numpy(), 270.0)
     for bad in (
-        *({"learning_rate": -1.0}, {"trust_clamp": (2, 1)}, {"momentum": 0.0, "nesterov": True}),
+        {"learning_rate": -1.0},
+        {"trust_clamp": (2, 1)},
+        {"momentum": 0.0, "nesterov": True},
     ):
         with pytest.raises(ValueError, match="expected"):
             LARS(**bad)

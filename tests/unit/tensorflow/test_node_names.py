@@ -28,8 +28,10 @@ class WhileBodyFuncGraph(ControlFlowFuncGraph):
         (_Graph("train_step"), "train_step.allreduce"),
         (_Graph("cond_true_1234"), "cond_true.allreduce"),
         (_Graph("cond_true_12_grad_34"), "cond_true_grad.allreduce"),
-        *((_Graph("<lambda>"), "lambda.allreduce"), (_Graph("__inner"), "inner.allreduce")),
-        *((_Graph(""), "allreduce"), (object(), "allreduce")),
+        (_Graph("<lambda>"), "lambda.allreduce"),
+        (_Graph("__inner"), "inner.allreduce"),
+        (_Graph(""), "allreduce"),
+        (object(), "allreduce"),
     ],
 )
 def test_nodes_are_called_after_their_function(graph, name):
@@ -41,7 +43,9 @@ def test_unnamed_nodes_are_numbered_in_their_place():
     body = WhileBodyFuncGraph("while_body_3", step)
     names = [node_names.of_node(graph, "allreduce") for graph in (step, body, step, body)]
     assert names == [
-        *("allreduce.node.step.1", "allreduce.node.step/while_body.1", "allreduce.node.step.2"),
+        "allreduce.node.step.1",
+        "allreduce.node.step/while_body.1",
+        "allreduce.node.step.2",
         "allreduce.node.step/while_body.2",
     ]
     assert node_names.of_node(_Graph(""), "allgather") == "allgather.node.1"
@@ -75,7 +79,9 @@ def test_a_call_is_numbered_among_those_of_functions_with_collectives():
     assert node_names.of_call(step, plain) is None
     calls = [(step, leaf), (step, plain), (body, leaf), (step, other)]
     assert [node_names.of_call(graph, function) for graph, function in calls] == [
-        *("aiacc_call.0.0.step.leaf.1/", None, "aiacc_call.1.0.step.while_body.leaf.1/"),
+        "aiacc_call.0.0.step.leaf.1/",
+        None,
+        "aiacc_call.1.0.step.while_body.leaf.1/",
         "aiacc_call.0.0.step.leaf.2/",
     ]
     # Now the caller has collectives.

@@ -35,7 +35,8 @@ SOURCES = {"a.cc": b"int a;", "b.h": b"int b;"}
         ({"compile_flags": ("-I/tf/include", "-D_GLIBCXX_USE_CXX11_ABI=0")}, SOURCES, False),
         ({"aiacc": "0.2.0"}, SOURCES, False),
         ({"platform": "aarch64 glibc 2.36"}, SOURCES, False),
-        *(({}, {**SOURCES, "b.h": b"int c;"}, False), ({}, {"a.cc": b"int a;"}, False)),
+        ({}, {**SOURCES, "b.h": b"int c;"}, False),
+        ({}, {"a.cc": b"int a;"}, False),
         ({}, {"a.cc": b"int b;", "b.h": b""}, False),
         # The same TensorFlow elsewhere, and files in another order.
         ({"compile_flags": ("-I/other", TARGET.compile_flags[1])}, SOURCES, True),

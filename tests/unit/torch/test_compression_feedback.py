@@ -48,7 +48,8 @@ def test_a_bucket_is_coded_if_most_of_it_is_the_policys():
     for named, codec in (
         (_named(weight=SHAPE), Quantised("int4")),
         (_named(weight=SHAPE, bias=(128,)), Quantised("int4")),
-        *((_named(bias=(128,)), BF16), (_named(small=(16, 16)), BF16)),
+        (_named(bias=(128,)), BF16),
+        (_named(small=(16, 16)), BF16),
         (_named(weight=SHAPE, vector=(20000,)), BF16),
     ):
         encoded = feedback.codec(hvd.Average, named)([p for _, p in named])

@@ -48,7 +48,8 @@ PLANS = [
     # Chosen groups are found by name.
     (chosen([["c", "a"], ["frozen"], ["b", "frozen"]]), _gradients(1, 1, 1, 1), [[2, 0], [], [1]]),
     # A number of groups.
-    *((evenly(1), _SIXTEEN, [[0, 1, 2, 3, 4]]), (evenly(2), _SIXTEEN, [[0, 1, 2], [3, 4]])),
+    (evenly(1), _SIXTEEN, [[0, 1, 2, 3, 4]]),
+    (evenly(2), _SIXTEEN, [[0, 1, 2], [3, 4]]),
     (evenly(9), _SIXTEEN, [[0], [1], [2], [3], [4]]),
     (evenly(2), [], []),
     # A group or a plan's bucket on several devices is one for each.
@@ -57,11 +58,13 @@ PLANS = [
     (planned(_GIVEN), _ON_TWO_DEVICES, [[4], [2, 0], [3], [1]]),
     (together(_GIVEN.buckets), _ON_TWO_DEVICES, [[4], [2, 0], [3], [1]]),
     # A bucket holds what fits, with what is between them; a larger one is alone.
-    *((by_size(128), _SIXTEEN[:3], [[0, 1], [2]]), (by_size(127), _SIXTEEN[:3], [[0], [1], [2]])),
+    (by_size(128), _SIXTEEN[:3], [[0, 1], [2]]),
+    (by_size(127), _SIXTEEN[:3], [[0], [1], [2]]),
     (by_size(72), _gradients(1, 2, 1), [[0, 1], [2]]),
     (by_size(64), _gradients(1, 100, 1), [[0], [1], [2]]),
     # Empty gradients have a place.
-    *((by_size(64), _gradients(0, 0), [[0, 1]]), (by_size(64), [], [])),
+    (by_size(64), _gradients(0, 0), [[0, 1]]),
+    (by_size(64), [], []),
     # Types and devices are not mixed, and buckets come in the order of completion.
     (by_size(1 << 20), _gradients(16, 16, 16, dtypes=_FLOATS_AND_BFLOAT), [[1], [0, 2]]),
     (by_size(1 << 20), _gradients(1, 1, 1, device_keys=[1, 0, 1]), [[1], [0, 2]]),
@@ -130,16 +133,21 @@ def _form(*ranks):
         *((is_dense, ((2, 3), strides), True) for strides in ((3, 1), (1, 2))),
         *((is_dense, ((2, 3), strides), False) for strides in ((4, 1), (0, 1))),
         (is_dense, ((2, 3, 4, 5), (60, 1, 15, 3)), True),
-        *((is_dense, ((2, 1, 3), (3, 77, 1)), True), (is_dense, ((), ()), True)),
+        (is_dense, ((2, 1, 3), (3, 77, 1)), True),
+        (is_dense, ((), ()), True),
         # Views that are copied to do not pay.
         *((views_pay, counts, True) for counts in ((0, 10), (5, 10), (0, 0))),
         *((views_pay, counts, False) for counts in ((6, 10), (10, 10))),
         # A missing gradient takes the form of others: sparse, their dimensions, dense, missing, and
         # what dimensions it had in the operation that failed, perhaps of another reason.
-        *((_form, (0, 0, 2, 1, 0), (0, False)), (_form, (0, 0, 2, 1, 1), (0, True))),
-        *((_form, (0, 0, 0, 3, 0), (0, False)), (_form, (0, 0, 0, 3, 2), (0, True))),
-        *((_form, (2, 2, 0, 1, 0), (1, True)), (_form, (2, 2, 0, 1, 1), (1, False))),
-        *((_form, (1, 2, 0, 2, 1), (2, True)), (_form, (2, 4, 0, 0, 0), (2, False))),
+        (_form, (0, 0, 2, 1, 0), (0, False)),
+        (_form, (0, 0, 2, 1, 1), (0, True)),
+        (_form, (0, 0, 0, 3, 0), (0, False)),
+        (_form, (0, 0, 0, 3, 2), (0, True)),
+        (_form, (2, 2, 0, 1, 0), (1, True)),
+        (_form, (2, 2, 0, 1, 1), (1, False)),
+        (_form, (1, 2, 0, 2, 1), (2, True)),
+        (_form, (2, 4, 0, 0, 0), (2, False)),
         *((_form, ranks, (None, False)) for ranks in ((1, 1, 1, 1, 0), (2, 3, 0, 1, 0))),
     ],
 )

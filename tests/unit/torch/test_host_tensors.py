@@ -41,7 +41,9 @@ LEFT = {
         for name in ("int4", "uint1")
         if hasattr(torch, name)
     },
-    **{"float8": GOOD.to(torch.float8_e5m2), "meta": GOOD.to("meta"), "sparse": GOOD.to_sparse()},
+    "float8": GOOD.to(torch.float8_e5m2),
+    "meta": GOOD.to("meta"),
+    "sparse": GOOD.to_sparse(),
     "negated": torch._neg_view(GOOD),
     "subclass": GOOD.as_subclass(type("Other", (torch.Tensor,), {})),
     "numpy": GOOD.numpy(),

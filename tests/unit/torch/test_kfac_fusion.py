@@ -15,8 +15,13 @@ from aiacc.torch.kfac.solvers import CHOLESKY, EIGH, SOLVERS
 
 def test_neighbours_of_one_kind_share_a_bucket_up_to_the_threshold():
     rows = (
-        *(("a", 60, None, "A"), ("b", 40, None, "A"), ("c", 10, None, "A"), ("d", 10, 0, "A")),
-        *(("e", 10, 1, "A"), ("f", 500, 0, "G"), ("g", 10, None, "G")),
+        ("a", 60, None, "A"),
+        ("b", 40, None, "A"),
+        ("c", 10, None, "A"),
+        ("d", 10, 0, "A"),
+        ("e", 10, 1, "A"),
+        ("f", 500, 0, "G"),
+        ("g", 10, None, "G"),
     )
     assert by_threshold([Planned(*row) for row in rows], 2, most=100) == [
         Fused(ALL_REDUCE, ("a", "b")),

@@ -26,16 +26,23 @@ class Derived(FP16):
     ("compression", "dtypes", "wire"),
     [
         (hvd.Compression.none, [SINGLE, WHOLE], AS_THEY_ARE),
-        *((FP16, [SINGLE], 1), (BF16, [SINGLE, SINGLE], 2), (E4M3, [SINGLE], 3)),
+        (FP16, [SINGLE], 1),
+        (BF16, [SINGLE, SINGLE], 2),
+        (E4M3, [SINGLE], 3),
         (E5M2, [SINGLE], 4),
         # float32 is what the kernels can narrow.
-        *((FP16, [HALF], None), (BF16, [HALF], None), (FP16, [DOUBLE], None)),
-        *((FP16, [WHOLE], None), (FP16, [SINGLE, WHOLE], None)),
+        (FP16, [HALF], None),
+        (BF16, [HALF], None),
+        (FP16, [DOUBLE], None),
+        (FP16, [WHOLE], None),
+        (FP16, [SINGLE, WHOLE], None),
         # Integers pass; the core refuses the other dtypes.
-        *((E4M3, [WHOLE, torch.bool], AS_THEY_ARE), (E4M3, [DOUBLE], 3)),
+        (E4M3, [WHOLE, torch.bool], AS_THEY_ARE),
+        (E4M3, [DOUBLE], 3),
         (E5M2, [SINGLE, WHOLE], 4),
         # Compressors of others, as classes and as objects.
-        *((Derived, [SINGLE], None), (Derived(), [SINGLE], None)),
+        (Derived, [SINGLE], None),
+        (Derived(), [SINGLE], None),
     ],
 )
 def test_what_travels_how(compression, dtypes, wire):
