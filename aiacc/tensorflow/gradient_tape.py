@@ -38,7 +38,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     Its ``gradient(target, sources, output_gradients)`` is collective: every rank has to call it,
     for variables of the same shapes and dtypes in the same order. In a `tf.function` each gradient
     travels as soon as it is there, while the others are computed. ``register_local_source``
-    excepts a variable.
+    excepts a variable. Outside of graphs a gradient that only some ranks have is zero on the
+    others, or has no rows there.
 
     Collective: no.
     Blocks: never.

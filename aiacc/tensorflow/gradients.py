@@ -15,6 +15,7 @@ from aiacc.basics import codecs_code
 from aiacc.collectives.reduce_ops import Adasum, Average, Sum, gradient_factors, name_of_op
 from aiacc.compression.policy import Policy
 from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.tensorflow import forms
 from aiacc.tensorflow.compression import (
     Compression,
     Compressor,
@@ -68,28 +69,49 @@ class GradientReduction:
             raise ValueError("plan and groups are given (expected at most one); leave out one")
 
     def __call__(self, grads: Sequence[Any], variables: Sequence[Any] | None = None) -> list[Any]:
-        """Reduce gradients over the ranks; None stays None, and must be None on all ranks.
+        """Reduce gradients over the ranks; what is None on all ranks stays None.
 
-        In a graph an operation starts as soon as its gradients are there. Outside of graphs all
-        travel as one.
+        In a graph an operation starts as soon as its gradients are there, and a gradient is None on
+        all ranks or on none. Outside of graphs all travel as one, and one that is None on some
+        ranks is zero there, or has no rows.
 
         Collective: every rank, with gradients of the same shapes and dtypes in the same order.
         Blocks: until the results are there, outside of graphs. In a graph it blocks nothing.
 
         Args:
             grads: Tensors, `tf.IndexedSlices` or None.
-            variables: Of the gradients; needed for groups of variables and for a plan.
+            variables: Of the gradients; needed for groups of variables, for a plan, and for
+                gradients that only this rank lacks.
 
         Raises:
             ValueError: The ranks have different plans, or one has not the plan's variables.
         """
-        results = [self._dense(grad) for grad in grads]
+        given = [self._dense(grad) for grad in grads]
+        self._warn_if_idle([grad for grad in given if grad is not None])
+        try:
+            return self._all(given, variables)
+        except tf.errors.FailedPreconditionError:  # on every rank
+            if not tf.executing_eagerly() or variables is None:
+                raise
+            completed = forms.completed(given, variables, self.process_set)
+            if completed is None:
+                raise
+        return self._all(completed, variables)
+
+    def _all(self, grads: Sequence[Any], variables: Sequence[Any] | None) -> list[Any]:
+        """Reduce what is not None."""
+        results = list(grads)
         present = [i for i, grad in enumerate(results) if grad is not None]
-        self._warn_if_idle([results[i] for i in present])
-        # Outside of graphs all ranks have as many operations, whichever gradients one lacks.
-        together = tf.executing_eagerly() and self.op != Adasum and len(results) > 1
-        for group in self._planned(present, results, variables):
-            reduced = self._reduce([results[i] for i in group], together)
+        groups = self._planned(present, results, variables)
+        mark = []
+        if tf.executing_eagerly():
+            mark.append(forms.mark_of(results))
+            if self.op == Adasum or not groups:
+                grouped_allreduce(mark, op=Sum, process_set=self.process_set)
+                mark.clear()
+        for group in groups:
+            reduced = self._reduce([results[i] for i in group], mark)
+            mark = []
             for i, result in zip(group, reduced, strict=True):
                 results[i] = result
         return results
@@ -116,7 +138,7 @@ class GradientReduction:
     ) -> list[Any]:
         """Like a call, except that each rank has the gradients of some variables for itself."""
         shared = [None if is_local else g for is_local, g in zip(local, grads, strict=True)]
-        reduced = self(shared, variables)
+        reduced = shared if all(local) else self(shared, variables)
         for i, is_local in enumerate(local):
             if is_local:
                 reduced[i] = self._scaled_local(grads[i])
@@ -183,21 +205,23 @@ class GradientReduction:
             return [present]
         return [[i] for i in present]
 
-    def _reduce(self, grads: list[Any], together: bool) -> list[Any]:
+    def _reduce(self, grads: list[Any], mark: Sequence[Any]) -> list[Any]:
+        """Reduce gradients, and what else is part of the first operation."""
         compression = compressor_of(self.compression)
         policy = gradient_policy(compression)
         if policy is None:
-            return self._reduced(grads, compression, together)
+            return self._reduced(grads, compression, mark)
         small = [i for i, grad in enumerate(grads) if not _is_coded(grad, policy)]
         large = [i for i in range(len(grads)) if i not in small]
         reduced = dict.fromkeys(range(len(grads)))
         for members, compressor in ((large, compression), (small, Compression.none)):
             if members:
-                results = self._reduced([grads[i] for i in members], compressor, together)
+                results = self._reduced([grads[i] for i in members], compressor, mark)
+                mark = ()
                 reduced.update(zip(members, results, strict=True))
         return list(reduced.values())
 
-    def _reduced(self, grads: list[Any], compression: Any, together: bool) -> list[Any]:
+    def _reduced(self, grads: list[Any], compression: Any, mark: Sequence[Any]) -> list[Any]:
         prescale, postscale = gradient_factors(self.op, self.gradient_predivide_factor)
         arguments: dict[str, Any] = {
             "compression": compression,
@@ -206,9 +230,9 @@ class GradientReduction:
             "prescale_factor": prescale,
             "postscale_factor": postscale,
         }
-        if len(grads) == 1 and not together:
+        if len(grads) == 1 and not mark:
             return [allreduce(grads[0], **arguments)]
-        return grouped_allreduce(grads, **arguments)
+        return grouped_allreduce([*grads, *mark], **arguments)[: len(grads)]
 
 
 def _are_groups(groups: object) -> bool:

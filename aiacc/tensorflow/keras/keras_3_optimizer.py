@@ -77,7 +77,7 @@ class _Distributed(Distributed):
         Blocks: until it is done, outside of graphs. In a graph it blocks nothing.
 
         Args:
-            grads: Tensors, `tf.IndexedSlices` or None, which must be None on all ranks.
+            grads: Tensors, `tf.IndexedSlices` or None; in a graph None is so on all ranks.
             trainable_variables: Of the gradients; None: those that the optimizer was built with.
 
         Raises:

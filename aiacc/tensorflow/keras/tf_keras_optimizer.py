@@ -38,8 +38,8 @@ class _Distributed(Distributed):
         Blocks: until it is done, outside of graphs. In a graph it blocks nothing.
 
         Args:
-            grads_and_vars: Gradients, which may be `tf.IndexedSlices` or None (then on all ranks),
-                with their variables.
+            grads_and_vars: Gradients, which may be `tf.IndexedSlices` or None (in a graph then on
+                all ranks), with their variables.
             *args: Those of tf_keras.
             **kwargs: Those of tf_keras. With ``skip_gradients_aggregation=True``, or
                 ``experimental_aggregate_gradients=False``, gradients are not reduced.

@@ -117,6 +117,13 @@ def grouped_allreduce(
     results = list(tensors)
     slices = [i for i, tensor in enumerate(results) if isinstance(tensor, tf.IndexedSlices)]
     dense = [i for i in range(len(results)) if i not in slices]
+    if dense:
+        factors = prescale_factor, postscale_factor
+        group = [results[i] for i in dense]
+        verb = "grouped_allreduce"
+        reduced = _reduce(verb, group, compression, op, *factors, name, process_set)
+        for i, result in zip(dense, reduced, strict=True):
+            results[i] = result
     for i in slices:
         part = name and f"{name}.{i}"
         results[i] = allreduce(
@@ -127,13 +134,6 @@ def grouped_allreduce(
             name=part,
             process_set=process_set,
         )
-    if dense:
-        factors = prescale_factor, postscale_factor
-        group = [results[i] for i in dense]
-        verb = "grouped_allreduce"
-        reduced = _reduce(verb, group, compression, op, *factors, name, process_set)
-        for i, result in zip(dense, reduced, strict=True):
-            results[i] = result
     return results
 
 

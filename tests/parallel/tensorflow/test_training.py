@@ -97,13 +97,42 @@ def test_gradients_of_tapes_are_those_of_all_ranks():
         hvd.DistributedGradientTape(inner, op=hvd.Sum, gradient_predivide_factor=2.0)
     with pytest.raises(ValueError, match="wrap each tape once"):
         hvd.DistributedGradientTape(partial)
-    with tf.GradientTape(persistent=True) as inner:
-        first, second = variables[1:]
-        products = [first * 2.0, first * second * 3.0]
-    tape = hvd.DistributedGradientTape(inner)
-    assert tape.gradient(products[0], [first, second])[1] is None
-    with pytest.raises(tf.errors.FailedPreconditionError, match=r"grouped_allreduce(?s:.*)rank"):
-        tape.gradient(products[min(hvd.rank(), 1)], [first, second])
+
+
+#: Which of four variables each rank uses; of the first it looks rows up.
+PATTERNS = [("0", "1"), ("02", "12"), ("1", "0"), ("", "01"), ("12", "")]
+
+
+@in_tensorflow
+def test_outside_of_graphs_a_gradient_that_a_rank_lacks_is_zero():
+    values = [tf.Variable(tf.ones((2, 2), tf.float32 if i < 2 else tf.float64)) for i in range(4)]
+    dense = {"sparse_as_dense": True}
+    for options in ({}, dense, {"groups": 2}, {"compression": "int8"}, {**dense, "op": hvd.Adasum}):
+        for pattern in PATTERNS:
+            with hvd.DistributedGradientTape(tf.GradientTape(), **options) as tape:
+                used = [tf.gather(v, [1]) if v is values[0] else v * 1.0 for v in values]
+                parts = [tf.cast(used[int(i)], tf.float32) for i in pattern[hvd.rank()]]
+                loss = tf.add_n([tf.constant(0.0), *map(tf.reduce_sum, parts)])
+            share = 1.0 if "op" in options else 0.5
+            for i, grad in enumerate(tape.gradient(loss, values)):
+                expected = sum(str(i) in used for used in pattern) * share
+                if "op" in options:  # of equal gradients Adasum is the average
+                    expected = min(expected, 1.0)
+                what = f"{options}, {pattern}, {i}"
+                assert (grad is None) == (expected == 0), what
+                if grad is not None:
+                    rows = [[0.0 if i == 0 else expected] * 2, [expected] * 2]
+                    assert tf.convert_to_tensor(grad).numpy().tolist() == rows, what
+
+    for sources, said in (
+        (values, r"Variable.* is dense on 1 .*IndexedSlices.* on 1 .*sparse_as_dense=True"),
+        (values[1 : 2 + hvd.rank()], r"grouped_allreduce(?s:.*)rank"),
+    ):
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            rows = values[0] * 1.0 if hvd.rank() == 0 else tf.gather(values[0], [1])
+            loss = tf.reduce_sum(rows)
+        with pytest.raises(tf.errors.FailedPreconditionError, match=said):
+            tape.gradient(loss, sources)
 
 
 def _decaying(of):
