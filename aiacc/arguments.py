@@ -7,6 +7,7 @@ the call of `check`.
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -90,6 +91,11 @@ def is_number(value: object) -> bool:
     return True
 
 
+def is_listing(value: object) -> bool:
+    """Whether it is an iterable, and neither text nor bytes, whose elements nobody means."""
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | bytearray)
+
+
 def _is_encodable(text: str) -> bool:
     """Whether there are no halves of surrogate pairs in it."""
     try:
@@ -127,8 +133,14 @@ def having(attributes: Iterable[str], expected: str, remedy: str = "") -> Rule:
     return Rule(expected, lambda value: all(hasattr(value, name) for name in names), remedy=remedy)
 
 
-def whole(least: int, expected: str = "a whole number", remedy: str = "") -> Rule:
-    """An integer, ``least`` or more."""
+def whole(
+    least: int, expected: str = "a whole number", remedy: str = "", most: int | None = None
+) -> Rule:
+    """An integer, ``least`` or more; with ``most`` that or less."""
+    if most is not None:
+        return Rule(
+            f"{expected}, {least} to {most}", is_whole, lambda v: least <= v <= most, remedy
+        )
     return Rule(f"{expected}, {least} or more", is_whole, lambda value: value >= least, remedy)
 
 
@@ -174,6 +186,9 @@ OPTIMIZER = having(("param_groups", "state_dict"), "an optimizer of torch.optim"
 TEXT = of(str, "a string")
 FLAG = Rule("True or False", is_flag)
 NUMBER = number()
+FINITE = Rule("a finite number", is_number, lambda value: math.isfinite(float(value)))
+#: What 64 bits hold.
+LARGEST = (1 << 63) - 1
 FUNCTION = Rule("a function", callable)
 PATTERNS = Rule(
     'patterns of names, such as ("*.bias",)',
@@ -182,7 +197,7 @@ PATTERNS = Rule(
 _LEARNING = number(0.0)
 _NAME = TEXT._replace(expected="a string that UTF-8 can encode", fits=_is_encodable)
 #: As the core takes it.
-_FACTOR = NUMBER._replace(is_kind=lambda value: isinstance(value, bool) or is_number(value))
+_FACTOR = FINITE._replace(is_kind=lambda value: isinstance(value, bool) or is_number(value))
 _MOST_RANKS = 1 << 31
 
 #: What an argument has to be, by its name.
@@ -213,7 +228,11 @@ RULES: dict[str, Rule] = {
         lambda tensors: isinstance(tensors, Iterable) and not hasattr(tensors, "shape"),
         remedy="wrap it in a list",
     ),
-    "handle": Rule("the handle that an operation ending in _async returned", is_whole),
+    "handle": Rule(
+        "the handle that an operation ending in _async returned",
+        is_whole,
+        lambda handle: abs(operator.index(handle)) <= LARGEST,
+    ),
     "process_set_id": whole(0),
     "ignore_name_scope": FLAG,
     "device_dense": or_none(TEXT),
@@ -299,8 +318,8 @@ RULES: dict[str, Rule] = {
     "epoch": whole(0),
     "progress": or_none(FUNCTION),
     "start_method": or_none(one_of("fork", "spawn", "forkserver")),
-    "sampler": of(Iterable, "an iterable of indices"),
-    "indices": or_none(of(Iterable, "a list of indices")),
+    "sampler": Rule("an iterable of indices", is_listing),
+    "indices": or_none(Rule("a list of indices", is_listing)),
     # of texts that become settings
     "text": TEXT,
 }

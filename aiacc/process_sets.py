@@ -35,7 +35,7 @@ class ProcessSet:
                 "the ranks of its members"
             )
         ranks = list(ranks_or_comm)
-        if not all(map(arguments.is_whole, ranks)):
+        if not (arguments.is_listing(ranks_or_comm) and all(map(arguments.is_whole, ranks))):
             raise ValueError(
                 f"ProcessSet({ranks_or_comm!r:.100}) (expected whole numbers, the global ranks)"
             )

@@ -58,6 +58,7 @@ def synchronize(handle: int) -> Any:
 
     Raises:
         TypeError: It is no handle.
+        ValueError: It is a number that no handle can have.
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
     try:

@@ -186,6 +186,9 @@ def _prepare(
         arguments.check({"name": name})
     number = set_id(process_set)
     try:
+        if prescale_factor != 1.0 or postscale_factor != 1.0:
+            factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+            arguments.check(factors)
         if (max(dtype, default=0) if isinstance(dtype, tuple) else dtype) >= CODES:
             codes = dtype if isinstance(dtype, tuple) else (dtype,)
             if kind in _MOVES:

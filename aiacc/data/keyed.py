@@ -60,7 +60,7 @@ class CachedKeys:
         if not callable(read):
             raise TypeError(f"read is a {type(read).__name__} (expected a function of a key)")
         arguments.check(locals())
-        if not fingerprint or not isinstance(fingerprint, str):
+        if not isinstance(fingerprint, str) or not fingerprint:
             raise ValueError(
                 f"fingerprint={fingerprint!r} (expected a name of the source); records of equal "
                 "names are taken for the same"

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from aiacc import arguments
 
-_NUMBERS = dict.fromkeys(("total", "warm_up", "first", "last", "begin", "end"), arguments.NUMBER)
+_NUMBERS = dict.fromkeys(("total", "warm_up", "first", "last", "begin", "end"), arguments.FINITE)
 
 
 def linear_factor(step: int, warm_up: int, total: int, first: float, last: float) -> float:

@@ -238,7 +238,10 @@ class GradientReduction:
 def _are_groups(groups: object) -> bool:
     if groups is None or isinstance(groups, bool | int):
         return groups is None or (not isinstance(groups, bool) and groups > 0)
-    return isinstance(groups, list | tuple) and all(isinstance(g, list | tuple) for g in groups)
+    return isinstance(groups, list | tuple) and all(
+        isinstance(group, list | tuple) and all(hasattr(variable, "assign") for variable in group)
+        for group in groups
+    )
 
 
 def _is_coded(grad: Any, policy: Policy) -> bool:

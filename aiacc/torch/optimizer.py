@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import warnings
 import zlib
@@ -61,9 +62,9 @@ from aiacc.torch.reducer.storage import flat_buckets, own_memory
 #: Small enough for the first bucket to leave early, large enough to be cut into parallel units.
 DEFAULT_BUCKET_BYTES = 8 << 20
 _BUCKET_BYTES = arguments.Rule(
-    "a positive number of bytes",
+    "a finite number of bytes > 0",
     arguments.is_number,
-    lambda number: bool(number > 0),
+    lambda number: bool(0 < number < math.inf),
     f"leave it out for {DEFAULT_BUCKET_BYTES >> 20} MiB",
 )
 

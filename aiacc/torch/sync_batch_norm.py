@@ -58,8 +58,8 @@ class SyncBatchNorm(_BatchNorm):
         """
         arguments.check(
             locals(),
-            num_features=arguments.whole(0),
-            momentum=arguments.or_none(arguments.NUMBER),
+            num_features=arguments.whole(0, most=arguments.LARGEST),
+            momentum=arguments.or_none(arguments.FINITE),
             affine=arguments.FLAG,
             track_running_stats=arguments.FLAG,
         )

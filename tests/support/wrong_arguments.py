@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from aiacc import arguments
 
 VALUES: dict[str, Any] = {"None": None, "5": 5, "x": "x", "[0]": [0], "-1": -1, "1.5": 1.5}
-VALUES |= {"True": True, "object": object()}
+VALUES |= {"True": True, "object": object(), "nan": math.nan, "inf": math.inf, "bytes": b"x"}
 #: Which of them are right for what the table lacks; "any": all, or a framework refuses others.
 _RIGHT = """
 any: self obj session comm device params learning_rate filepath
-None: costs grad_scaler topology named_parameters is_block disk plan local_layers model
+None: costs grad_scaler topology is_block disk plan local_layers model
+None bytes: named_parameters
 None: custom_objects custom_optimizers
 5: k num_features factor_every inverse_every number lanes
-5 1.5: loss_scale damping warmup_epochs total warm_up first last begin end
-None 5 1.5: kl_clip loss_terms steps_per_epoch
+5 1.5: loss_scale damping total warm_up first last begin end
+5 1.5 inf: warmup_epochs
+None 5 1.5: kl_clip loss_terms
+None 5 1.5 inf: steps_per_epoch
 True: affine track_running_stats staircase legacy_opts momentum_correction verbose
-5 -1 1.5: initial_lr multiplier start_epoch predicted_s bound_s
-None 5 -1 1.5: end_epoch
+5 -1 1.5: multiplier start_epoch
+5 -1 1.5 inf: initial_lr
+5 -1 1.5 nan inf: predicted_s bound_s
+None 5 -1 1.5 nan inf: end_epoch
 5 -1 1.5 True: gradient_predivide_factor
 5 1.5 True: bucket_bytes
 5 -1: num_rank
-None [0]: splits cost
-None x [0]: local_variables
+None [0]: cost
+None [0] bytes: splits
+None x [0] bytes: local_variables
 None 5: memory groups
 None x: fingerprint
-x [0]: source dataset
+x [0] bytes: source dataset
 x: compression planner
 [0]: ranks_or_comm
 """

@@ -1,6 +1,7 @@
 """Every wrong argument of every public function is named, with its value and what is expected."""
 
 import inspect
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -60,9 +61,9 @@ OTHERS.__all__ = list(vars(OTHERS))
 #: What is right, by the name of the function.
 SPECIAL = {
     "KFAC": {"model": "", "lr": "None 5 1.5", "backward_passes_per_step": "None 5"},
-    "HookState": {"process_set": "", "named_parameters": ""},
+    "HookState": {"process_set": "", "named_parameters": "bytes"},
     "SyncBatchNorm": {"momentum": "None 5 -1 1.5"},
-    "parallel_map": {"tensors": ""},
+    "parallel_map": {"tensors": "bytes"},
     "compile_blocks": {"model": ""},
     "poll": {"handle": "5 -1 True"},
     "add_process_set": {"process_set": "any"},
@@ -96,7 +97,7 @@ def _not_refused(front, name, also):
     given = {n: given[n] for n in needed & given.keys()} | also
     right = dict(SPECIAL.get(name, {}))
     if front is aiacc.array:
-        right["tensor"] = "5 [0] -1 1.5 True"
+        right["tensor"] = "5 [0] -1 1.5 True nan inf"
     if "average" in parameters:
         right["op"] = "None 5"
     elif "scatter" in name:  # of another op it is a CollectiveError, as in Horovod
@@ -116,18 +117,18 @@ def test_each_wrong_argument_is_refused(front):
 @pytest.mark.parametrize(
     ("name", "wrong"),
     {
-        "root_rank": "None x [0] -1 1.5 True object",
-        "op": "None x [0] -1 1.5 True object",
-        "name": "5 [0] -1 1.5 True object",
-        "average": "5 x [0] -1 1.5 object",
-        "prescale_factor": "None x [0] object",
-        "process_set": "None 5 x [0] -1 1.5 True object",
-        "backward_passes_per_step": "None x [0] -1 1.5 True object",
-        "sparse_as_dense": "None 5 x [0] -1 1.5 object",
-        "lr": "None x [0] -1 True object",
-        "seed": "None x [0] 1.5 True object",
-        "exclude": "5 [0] -1 1.5 True object",
-        "evict": "None 5 x [0] -1 1.5 True object",
+        "root_rank": "None x [0] -1 1.5 True object nan inf bytes",
+        "op": "None x [0] -1 1.5 True object nan inf bytes",
+        "name": "5 [0] -1 1.5 True object nan inf bytes",
+        "average": "5 x [0] -1 1.5 object nan inf bytes",
+        "prescale_factor": "None x [0] object nan inf bytes",
+        "process_set": "None 5 x [0] -1 1.5 True object nan inf bytes",
+        "backward_passes_per_step": "None x [0] -1 1.5 True object nan inf bytes",
+        "sparse_as_dense": "None 5 x [0] -1 1.5 object nan inf bytes",
+        "lr": "None x [0] -1 True object nan bytes",
+        "seed": "None x [0] 1.5 True object nan inf bytes",
+        "exclude": "5 [0] -1 1.5 True object nan inf bytes",
+        "evict": "None 5 x [0] -1 1.5 True object nan inf bytes",
     }.items(),
 )
 def test_what_the_table_refuses(name, wrong):
@@ -156,6 +157,20 @@ def test_what_only_looks_like_a_number_is_none(name, wrong):
 def test_a_tensor_is_refused_in_the_place_of_another_argument(call):
     with pytest.raises(TypeError, match=r"(?s)^(name|\w+_factor)=tensor\(.* \(expected a "):
         call()
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "wrong"),
+    [
+        (hvd.poll, "handle", 1 << 70),
+        (hvd.SyncBatchNorm, "num_features", 1 << 70),
+        (partial(hvd.KFAC, MODEL, SGD), "loss_terms", torch.ones(2)),
+        (partial(aiacc.data.CachedKeys, len), "fingerprint", torch.ones(2)),
+    ],
+)
+def test_what_fits_no_place_is_refused(function, name, wrong):
+    with pytest.raises((TypeError, ValueError), match=rf"^{name}=.* \(expected "):
+        function(**{name: wrong})
 
 
 def test_what_horovod_takes_is_taken():

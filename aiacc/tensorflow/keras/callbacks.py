@@ -192,10 +192,11 @@ def _like(value: Any, array: Any, average: Any) -> Any:
 _OF_RATES = {
     "initial_lr": arguments.number(0),
     "multiplier": arguments.Rule(
-        "a number, or a function of the epoch",
+        "a finite number, or a function of the epoch",
         lambda value: callable(value) or arguments.is_number(value),
+        lambda value: callable(value) or arguments.FINITE.fits(value),
     ),
-    "start_epoch": arguments.NUMBER,
+    "start_epoch": arguments.FINITE,
     "end_epoch": arguments.or_none(arguments.NUMBER),
     "staircase": arguments.FLAG,
     "momentum_correction": arguments.FLAG,
@@ -297,7 +298,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         if self._start_epoch <= epoch < self._end_epoch:
             factor = self._multiplier(epoch) if callable(self._multiplier) else self._multiplier
             what = f"multiplier({epoch:g})"
-            arguments.check({what: factor}, **{what: arguments.NUMBER})
+            arguments.check({what: factor}, **{what: arguments.FINITE})
             self.model.optimizer.learning_rate = self._initial_lr * factor
 
 

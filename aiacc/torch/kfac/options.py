@@ -74,7 +74,7 @@ class Options:
                 "what it draws); leave it out"
             )
         if not (terms is None or callable(terms)):
-            _checked_terms(terms or -1)  # a function may say that a pass has none
+            _checked_terms(terms, some=True)  # a function may say that a pass has none
         for name in ("damping", "kl_clip", "decay", "factor_every", "inverse_every", "lr"):
             wish = getattr(self, name)
             if callable(wish) or (wish is None and name in ("lr", "kl_clip")):
@@ -176,13 +176,13 @@ def _one_of(name: str, value: str, known: Sequence[str]) -> None:
         raise ValueError(f"{name}={value!r} (expected one of {', '.join(known)})")
 
 
-def _checked_terms(terms: Any) -> float:
+def _checked_terms(terms: Any, some: bool = False) -> float:
     if isinstance(terms, torch.Tensor) and terms.numel() == 1:
         terms = terms.item()
-    if not (_is_number(terms) and 0 <= terms < math.inf):
+    if not (_is_number(terms) and 0 <= terms < math.inf and (terms or not some)):
         raise ValueError(
-            f"loss_terms={terms!r} (expected a number >= 0 of examples, or of tokens, over which "
-            "the loss is a mean, or a function that gives it)"
+            f"loss_terms={terms!r} (expected a number {'>' if some else '>='} 0 of examples, or of "
+            "tokens, over which the loss is a mean, or a function that gives it)"
         )
     return float(terms)
 

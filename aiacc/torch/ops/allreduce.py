@@ -83,6 +83,9 @@ def allreduce_async_(
         arguments.check({"name": name})
     number = 0 if process_set is global_process_set else set_id(process_set)
     try:
+        if prescale_factor != 1.0 or postscale_factor != 1.0:
+            factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+            arguments.check(factors)
         handle = _in_place(tensor, name, number, op, prescale_factor, postscale_factor)
         if handle is None:  # on a GPU, or of an older torch, or refused
             handle = _start_in_place(tensor, name, number, op, prescale_factor, postscale_factor)

@@ -27,7 +27,12 @@ _COST = arguments.or_none(
     arguments.Rule(
         "a list of numbers, or a function of a tensor",
         lambda cost: (
-            callable(cost) or (isinstance(cost, Collection) and all(map(arguments.is_number, cost)))
+            callable(cost)
+            or (
+                isinstance(cost, Collection)
+                and arguments.is_listing(cost)
+                and all(map(arguments.is_number, cost))
+            )
         ),
     )
 )

@@ -50,11 +50,14 @@ def test_float32_is_narrowed_by_the_core_and_others_by_a_cast():
 
 @pytest.mark.parametrize(
     ("groups", "expected"),
-    [(2, [[0], [2, 3]]), (9, [[0], [2], [3]]), ([["b", "d"]], [[0], [2], [3]])],
+    [(2, [[0], [2, 3]]), (9, [[0], [2], [3]]), ([[1, 3]], [[0], [2], [3]])],
 )
 def test_gradients_without_value_are_in_no_group(groups, expected):
+    variables = [tf.Variable(0.0) for _ in range(4)]
+    if isinstance(groups, list):
+        groups = [[variables[i] for i in group] for group in groups]
     reduction = GradientReduction(groups=groups)
-    grouped = [list(group) for group in reduction._grouped([0, 2, 3], ["a", "b", "c", "d"])]
+    grouped = [list(group) for group in reduction._grouped([0, 2, 3], variables)]
     assert grouped == expected
 
 
@@ -86,6 +89,7 @@ def test_a_broken_library_and_a_wrong_answer_are_refused_and_nothing_is_compiled
     [
         ({"op": 1, "gradient_predivide_factor": 2.0}, "expected"),
         ({"groups": 0}, "expected"),
+        *(({"groups": [[one]]}, r"groups=\[\[.*lists of variables") for one in ("x", 1, [])),
         ({"groups": 2, "op": 2}, "expected"),
         ({"compression": "auto"}, r"compression='auto' .*no chooser.*Compression\.int8"),
         ({"compression": Policy(Quantised("int8"))}, r"=Policy\(int8\) .*schedules.*ession\.int8"),

@@ -444,7 +444,7 @@ MISTAKES = [
     ({"gradient_predivide_factor": math.nan}, r"predivide_factor=nan \(expected a finite number"),
     ({"gradient_predivide_factor": math.inf}, r"predivide_factor=inf \(expected a finite number"),
     *(
-        ({**what, "bucket_bytes": size}, rf"bucket_bytes={size!r} \(expected a positive number of")
+        ({**what, "bucket_bytes": size}, rf"bucket_bytes={size!r} \(expected a finite number of")
         for what in ({"gradient_as_bucket_view": True}, {"schedule": "decoupled"})
         for size in (math.nan, -1)
     ),

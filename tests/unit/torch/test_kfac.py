@@ -232,7 +232,7 @@ WRONG = {
         ({"distribution": "kaisa"}, "distribution='kaisa' .expected replicate, mpd"),
         ({"distribution": "kaisa:2"}, "distribution='kaisa:2'"),
         ({"loss_scale": 0.0}, "loss_scale=0.0"),
-        ({"loss_terms": 0}, "loss_terms=-1 .expected a number"),
+        ({"loss_terms": 0}, "loss_terms=0 .expected a number > 0"),
         ({"loss_terms": 6, "fisher": "mc"}, "loss_terms=6 with fisher='mc' .expected None"),
         ({"skip_layers": ["5"]}, "skip_layers has '5' .expected names of modules, such as 0"),
         (
