@@ -288,12 +288,12 @@ void Coordinator::report_stalls(const Answers& answers) {
       stalls_.inspect(table_.undispatched(), answers, negotiator_.process_sets(), Clock::now());
   const std::vector<Stall> mine = stalls_to_report(stalls, plane_.rank());
   if (!mine.empty()) {
-    AIACC_LOG(kWarning) << stall_text(mine);
+    AIACC_LOG(kWarning) << stall_text(mine, answers);
     stall_file_.append(mine);
   }
   for (const Stall& stall : stalls) {
     if (!stall.missing.empty() && stalls_.is_fatal(stall)) {
-      throw Error(Code::kTimeout, stall_text({stall}));
+      throw Error(Code::kTimeout, stall_text({stall}, answers));
     }
   }
 }

@@ -369,7 +369,9 @@ std::optional<std::uint64_t> Negotiator::take_ticket(const Key& key) {
 void Negotiator::answer(Answers& answers) const {
   answers.ranks = RankSet(rank_);
   const auto add = [&](const Request& request) {
-    answers.names.push_back({label_of(request.process_set, request.name), RankSet(rank_)});
+    if (request.kind != OpKind::kLeaveProcessSet) {  // Nobody waits for it.
+      answers.names.push_back({label_of(request.process_set, request.name), RankSet(rank_)});
+    }
   };
   for (const auto& [key, local] : sent_) {
     add(*local.request);

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 
 #include "csrc/base/text.h"
-#include "csrc/core/negotiation/near_miss.h"
 
 namespace aiacc {
 namespace {
@@ -47,6 +47,32 @@ RankSet ranks_with(const Answers& answers, const std::string& label) {
   return found != answers.names.end() && found->label == label ? found->ranks : RankSet();
 }
 
+RankSet set_of(const std::vector<int>& ranks) {
+  RankSet set;
+  for (const int rank : ranks) {
+    set.add(rank);
+  }
+  return set;
+}
+
+/// What missing ranks wait for and those that have submitted the tensor do not; "" for nothing. A
+/// name that is in the answers is there with all its ranks, also if others found no room.
+std::string other_wait_text(const Stall& stall, const Answers& answers) {
+  const RankSet missing = set_of(stall.missing);
+  const RankSet submitted = set_of(stall.submitted);
+  for (const PendingName& name : answers.names) {
+    if (name.ranks.meets(missing) && !name.ranks.meets(submitted)) {
+      std::vector<int> ranks;
+      std::copy_if(
+          stall.missing.begin(), stall.missing.end(), std::back_inserter(ranks), [&](int rank) {
+            return name.ranks.has(rank);
+          });
+      return "; rank(s) " + spans(ranks) + " wait for '" + name.label + "'";
+    }
+  }
+  return "";
+}
+
 }  // namespace
 
 Clock::time_point StallInspector::next_check(const Pending& pending) const {
@@ -85,7 +111,6 @@ std::vector<Stall> StallInspector::inspect(const Pending& pending,
   if (limit <= 0) {
     return stalls;
   }
-  const std::vector<NearMiss> misses = near_misses(answers);
   const RankSet joined = ranks_with(answers, name_of(OpKind::kJoin));
   for (const PendingOperation& operation : pending) {
     Stall stall;
@@ -110,13 +135,6 @@ std::vector<Stall> StallInspector::inspect(const Pending& pending,
         stall.missing.push_back(rank);
       }
     });
-    for (const NearMiss& miss : misses) {
-      for (const PendingName& one : miss.operations) {
-        if (one.label == stall.name) {
-          stall.similar = miss.operations;
-        }
-      }
-    }
     stalls.push_back(std::move(stall));
   }
   std::sort(stalls.begin(), stalls.end(), [](const Stall& a, const Stall& b) {
@@ -133,7 +151,7 @@ std::vector<Stall> stalls_to_report(std::vector<Stall> stalls, int rank) {
   return stalls;
 }
 
-std::string stall_text(const std::vector<Stall>& stalls) {
+std::string stall_text(const std::vector<Stall>& stalls, const Answers& answers) {
   std::string text = "[stall] ";
   const std::size_t shown = std::min(stalls.size(), kMostStallsShown);
   for (std::size_t i = 0; i < shown; ++i) {
@@ -141,12 +159,8 @@ std::string stall_text(const std::vector<Stall>& stalls) {
     text += (i == 0 ? "" : "; ") + std::string("tensor '") + stall.name + "' has waited " +
             fixed(stall.waited_s) + " s for rank(s) " + spans(stall.missing);
     if (!stall.submitted.empty()) {
-      text += "; rank(s) " + spans(stall.submitted) + " have submitted it";
-    }
-    for (const PendingName& one : stall.similar) {
-      if (one.label != stall.name) {
-        text += "; rank(s) " + spans(one.ranks.ranks()) + " have submitted '" + one.label + "'";
-      }
+      text += "; rank(s) " + spans(stall.submitted) + " have submitted it" +
+              other_wait_text(stall, answers);
     }
   }
   if (shown < stalls.size()) {

@@ -16,8 +16,6 @@ struct Stall {
   double waited_s = 0;
   std::vector<int> submitted;  ///< ranks
   std::vector<int> missing;    ///< ranks
-  std::vector<PendingName>
-      similar;  ///< what others have submitted, perhaps by mistake: near_miss.h
 };
 
 /// Detects and reports tensors that wait for ranks.
@@ -59,8 +57,9 @@ inline constexpr std::size_t kMostStallsShown = 6;
 std::vector<Stall> stalls_to_report(std::vector<Stall> stalls, int rank);
 
 /// "[stall] tensor 'x' has waited 60.0 s for rank(s) 1, 3; rank(s) 0, 2 have submitted it; ...", of
-/// the first `kMostStallsShown`.
-std::string stall_text(const std::vector<Stall>& stalls);
+/// the first `kMostStallsShown`. "; rank(s) 1 wait for 'y'" follows if missing ranks have submitted
+/// something that the others have not: the first such name in the answers.
+std::string stall_text(const std::vector<Stall>& stalls, const Answers& answers);
 /// {"tensor": "x", "waited_s": 60.0, "missing_ranks": [1, 3], "submitted_ranks": [0, 2]}
 std::string stall_json(const Stall& stall);
 

@@ -208,17 +208,20 @@ TEST_P(StallTest, WarnsWithNamesAndRanksAndGoesOn) {
   std::filesystem::remove(path);
 }
 
-TEST_P(StallTest, FailsTheJobOnEveryRankWhenTheLimitIsReached) {
+TEST_P(StallTest, FailsTheJobOnEveryRankAndSaysWhatEachWaitsForWhenTheLimitIsReached) {
   world_.options.stall_fail_s = 0.05;
   world_.options.patience = std::chrono::hours(1);  // nobody joins who has not submitted
   with_coordinators(world_, [](int rank, RankParts& parts) {
     const std::string name = rank == 2 ? "other" : "common";
     const Status status = status_of([&] { sum(*parts.coordinator, name, 1); });
     const bool common = status.message().find("'common' has") != std::string::npos;
-    expect_error(status,
-                 Code::kTimeout,
-                 {common ? "'common' has waited" : "'other' has waited",
-                  common ? "for rank(s) 2" : "for rank(s) 0, 1"});
+    expect_error(
+        status,
+        Code::kTimeout,
+        {common ? "'common' has waited" : "'other' has waited",
+         common ? "for rank(s) 2; rank(s) 0, 1 have submitted it; rank(s) 2 wait for 'other'"
+                : "for rank(s) 0, 1; rank(s) 2 have submitted it; rank(s) 0, 1 wait for "
+                  "'common'"});
   });
 }
 
@@ -228,7 +231,7 @@ TEST(StallFile, KeepsNobodyThoughItCannotBeWritten) {
                     ("aiacc_stall_" + std::to_string(getpid()) + ".fifo");
   ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
   StallFile file(path);
-  const std::vector<Stall> stalls = {{"late", 60, {0}, {1}, {}}};
+  const std::vector<Stall> stalls = {{"late", 60, {0}, {1}}};
   file.append(stalls);
   configure_log(LogLevel::kWarning, -1);
   testing::internal::CaptureStderr();

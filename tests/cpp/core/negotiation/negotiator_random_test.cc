@@ -225,7 +225,9 @@ class Job {
     std::map<std::string, RankSet> pending;
     for (int rank = 0; rank < size_; ++rank) {
       for (const auto& [set, name] : model_.pending(rank)) {
-        pending[label_of(set, name)].add(rank);
+        if (name != "leave_process_set") {  // for which nobody waits
+          pending[label_of(set, name)].add(rank);
+        }
       }
     }
     const bool answers = std::exchange(asked_, chance(5));
