@@ -172,7 +172,6 @@ Handle Coordinator::submit(std::shared_ptr<Operation> operation) {
     operation->byte_weight = gpu_byte_weight_.load(std::memory_order_relaxed);
   }
   operation->byte_weight /= static_cast<double>(request.narrowing());
-  stuck_detector_.note();
   const std::uint64_t bytes = operation->weighted_bytes();
   std::uint64_t queued = 0;
   bool first = false;
@@ -196,7 +195,6 @@ Handle Coordinator::submit_message(std::shared_ptr<Operation> operation) {
   if (memory == nullptr && request.bytes() > 0) {
     refuse_null(operation_text(request.kind, 0, message.series), "memory");
   }
-  stuck_detector_.note();
   const Handle handle = table_.submit_message(std::move(operation));
   const auto ticket = reinterpret_cast<std::uint64_t>(&message);
   if (request.kind == OpKind::kSend) {
@@ -327,10 +325,7 @@ void Coordinator::wait_until_done(const Operation& operation,
     Clock::time_point start = Clock::now();
   };
   const Waiting waiting(*this);
-  const StuckDetector::Wait wait(stuck_detector_, operation);
-  bool compared = false;
   if (!operation.dispatched.load()) {
-    announce_.store(true);
     flush_.store(true);
   } else if (!is_message(operation.request.kind) && table_.has_queued()) {
     flush();
@@ -347,10 +342,6 @@ void Coordinator::wait_until_done(const Operation& operation,
     }
     if (table_.wait(operation, deadline)) {
       return;
-    }
-    if (!compared && Clock::now() >= wait.since() + options_.patience) {
-      compared = true;  // Once: others may have good reason to take long.
-      compare_.store(true);
     }
     plane_.wake();  // Somebody has to look after the peers while this thread sleeps.
     if (on_tick) {

@@ -20,7 +20,6 @@
 #include "csrc/core/negotiation/negotiator.h"
 #include "csrc/core/submission/stall_file.h"
 #include "csrc/core/submission/stall_inspector.h"
-#include "csrc/core/submission/stuck_detector.h"
 #include "csrc/core/submission/tensor_table.h"
 #include "csrc/engines/engine.h"
 #include "csrc/engines/p2p/messenger.h"
@@ -33,8 +32,7 @@ struct CoordinatorOptions {
   std::chrono::microseconds linger{
       500};  ///< how long a submission waits for others to share its round
   /// How long to ignore a peer's round that cannot progress without this rank. Also the longest
-  /// delay of anything but tensors, such as a stall query. A wait of this length may trigger the
-  /// check for nearly equal names (near_miss.h).
+  /// delay of anything but tensors, such as a stall query.
   std::chrono::microseconds patience{1'000'000};
   /// After a wait the background thread leaves the sockets to the caller for this long: a loop of
   /// blocking calls is not slowed down by a second thread that wakes up beside it.
@@ -145,7 +143,6 @@ class Coordinator {
   void take_from_callers();
   void step(const Operation* wanted);
   bool want_round();
-  bool stuck_for_long() const;
   bool busy();
   bool is_vain();
   void run_round();
@@ -164,11 +161,8 @@ class Coordinator {
   const Clock::duration tick_;  ///< period of the checks while something is outstanding
 
   TensorTable table_;
-  StuckDetector stuck_detector_;
   std::atomic<bool> flush_{false};
-  std::atomic<bool> announce_{false};  ///< a thread has begun to wait since the last round
-  std::atomic<bool> compare_{false};   ///< a thread has waited for `patience` since then
-  std::string ending_;                 ///< what `shutdown` was told; constant once `stopping_`
+  std::string ending_;  ///< what `shutdown` was told; constant once `stopping_`
   std::atomic<bool> stopping_{false};
   std::atomic<bool> failed_{false};
   std::atomic<int> waiting_callers_{0};

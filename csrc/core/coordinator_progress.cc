@@ -148,9 +148,6 @@ bool Coordinator::want_round() {
   if (negotiator_.urgent() || (plane_.round_pending() && !is_vain())) {
     return true;
   }
-  if ((announce_.load() && stuck_detector_.all_stuck()) || (compare_.load() && stuck_for_long())) {
-    return true;
-  }
   if (!table_.has_queued()) {
     // An empty flush is complete, unless a submission that it was meant for has just arrived.
     const bool flushed = flush_.exchange(false);
@@ -164,10 +161,6 @@ bool Coordinator::want_round() {
 
 /// Whether units are under way on this rank, also on its GPUs.
 bool Coordinator::busy() { return dispatcher_.busy() || device_path_.busy(); }
-
-bool Coordinator::stuck_for_long() const {
-  return stuck_detector_.all_stuck_since(Clock::now() - options_.patience);
-}
 
 /// Whether the pending round must end without a ready tensor: all of them need this rank, which has
 /// submitted nothing, unless others form a process set among themselves. So a step in which ranks
@@ -191,12 +184,8 @@ void Coordinator::run_round() {
   const auto start = Clock::now();
   vain_since_ = {};
   flush_.store(false);
-  announce_.store(false);
-  compare_.store(false);
-  // Before the queue is emptied: what a stuck thread waits for must have been sent.
-  const std::uint32_t state = (stuck_detector_.all_stuck() ? 0U : kFlagMoving) |
-                              (stuck_for_long() ? 0U : kFlagOpen) | (busy() ? kFlagBusy : 0U) |
-                              (plane_.pending_flags() & kFlagForming);  // for those behind it
+  const std::uint32_t state =
+      (busy() ? kFlagBusy : 0U) | (plane_.pending_flags() & kFlagForming);  // for those behind it
   table_.drain(drained_);
   for (Operation* operation : drained_) {
     negotiator_.submit(operation->request, reinterpret_cast<std::uint64_t>(operation));
@@ -218,13 +207,7 @@ void Coordinator::run_round() {
   if ((outcome.flags & kFlagBusy) == 0) {
     dispatcher_.clear_loads();
   }
-  if (outcome.unnamed_failed) {
-    table_.next_generation();  // Before a failure is told to those who may submit again.
-  }
   dispatcher_.dispatch(outcome.ready, negotiator_.parameters());
-  if (outcome.look_again && stuck_detector_.all_stuck()) {
-    negotiator_.look_again();
-  }
   if (!outcome.answers.ranks.empty()) {
     report_stalls(outcome.answers);
   }

@@ -1,7 +1,7 @@
 """What ranks disagree on is named on every rank, and what is not finite where it comes from."""
 
 import itertools
-import threading
+import re
 
 import numpy as np
 import pytest
@@ -76,8 +76,6 @@ DIFFERENCES = [
     (lambda odd: hvd.broadcast(ONES, int(odd), name="odd.one"), ("root",)),
     (lambda odd: _gather(ONES if odd else MATRIX), ("shape",)),
     (lambda odd: _gather(MATRIX.reshape(3, 2) if odd else MATRIX), ("shape",)),
-    (lambda odd: KINDS[odd](), ("allreduce.odd.one", "allgather.odd.one")),
-    (lambda odd: KINDS[2 + odd](), ("grouped_allreduce.odd.one", "broadcast.odd.one")),
 ]
 #: One name for several kinds of operations.
 KINDS = [
@@ -111,50 +109,21 @@ def test_disagreement_is_an_error_on_every_rank_and_not_fatal():
     handles = [submit() for submit in reduced[::order]]
     shapes = [hvd.synchronize(handle).shape for handle in handles[::order]]
     assert shapes == [(6,), (6 * hvd.size(),)]
-    # Unnamed calls of different kinds count for none: those that follow are paired as they come.
-    with pytest.raises(aiacc.MismatchError, match="unnamed"):
-        (hvd.allreduce if hvd.rank() == 0 else hvd.allgather)(ONES)
-    handles = [hvd.allreduce_async(np.full(1, value), op=hvd.Sum) for value in (1.0, 100.0)]
-    sums = [hvd.synchronize(handle).item() for handle in handles]
-    assert sums == [hvd.size(), 100 * hvd.size()]
 
 
-def _outcome(call):
-    """What the call gives, or its mismatch."""
-    try:
-        return call().tolist()
-    except aiacc.MismatchError as error:
-        return error
-
-
-@pytest.mark.parametrize("name", [None, "x"])
-@on_ranks(2)
-def test_threads_that_are_slow_on_every_rank_are_waited_for(name):
-    """A thread for each kind of operations."""
-    ones = np.ones(1)
-    calls = [
-        lambda: hvd.allreduce(ones, name=name, op=hvd.Sum),
-        lambda: hvd.allgather(ones, name=name),
-    ]
-    outcomes = {}
-
-    def early(kind):
-        outcomes[kind] = _outcome(calls[kind])
-
-    def late(kind, other):
-        # Its data comes late: no event tells that the other one goes on to wait, as it shall, for
-        # longer than a rank has to be stuck that has no other thread.
-        other.join(2)
-        if not isinstance(outcomes.get(1 - kind), Exception):
-            outcomes[kind] = _outcome(calls[kind])
-
-    first = threading.Thread(target=early, args=(hvd.rank(),))
-    second = threading.Thread(target=late, args=(1 - hvd.rank(), first))
-    for thread in (first, second):
-        thread.start()
-    for thread in (first, second):
-        thread.join()
-    assert outcomes == {0: [2.0], 1: [1.0, 1.0]}
+@on_ranks(*TWO_AND_THREE, env={"AIACC_STALL_FAIL_S": "1"})
+def test_different_operations_wait_until_the_limit_and_say_for_what():
+    for name in ("x", None):
+        hvd.barrier()
+        with pytest.raises(aiacc.CollectiveTimeoutError) as failure:
+            (hvd.allreduce if hvd.rank() == 0 else hvd.allgather)(ONES, name=name)
+        called = rf"\.{name or 'noname.0.0'}'"
+        said = rf"'(\w+){called} has waited .*have submitted it; rank.* wait for '(\w+){called}"
+        kinds = re.search(said, str(failure.value))
+        assert kinds, failure.value
+        assert {*kinds.groups()} == {"allreduce", "allgather"}
+        hvd.shutdown()
+        hvd.init()
 
 
 # --- AIACC_CHECK_FINITE

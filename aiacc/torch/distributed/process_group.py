@@ -322,7 +322,7 @@ class ProcessGroup(_Base):
         timer.start()
         try:
             verb = f"destroy_process_group@{self._group.series}"
-            # An error tells that they wait for this rank, or are gone.
+            # An error tells that they are gone.
             with contextlib.suppress(CollectiveError, ValueError):
                 wait(submission.barrier(verb=verb).start(0, 0), ())
         finally:

@@ -74,10 +74,8 @@ struct Proposal {
 /// Flags are combined with OR, slot bits with AND.
 enum RoundFlag : std::uint32_t {
   kFlagStallQuery = 1U << 0,  ///< somebody asks what everybody waits for
-  kFlagMoving = 1U << 1,      ///< the sender may submit more before it needs another rank
-  kFlagBusy = 1U << 2,        ///< units of the sender are under way
-  kFlagOpen = 1U << 3,        ///< as kFlagMoving, or it has not waited for long
-  kFlagForming = 1U << 4,     ///< some ranks form a process set, for which no other is needed
+  kFlagBusy = 1U << 1,        ///< units of the sender are under way
+  kFlagForming = 1U << 2,     ///< some ranks form a process set, for which no other is needed
 };
 
 /// The message of one round: AND bits per slot, OR flags, what the ranks merged so far say besides.

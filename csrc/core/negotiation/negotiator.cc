@@ -79,9 +79,6 @@ void Negotiator::contribute(Bytes& out, std::uint32_t state) {
     message_.proposal = Proposal{rank_, *proposal_};
   }
   proposal_.reset();
-  if (!fresh_.empty()) {
-    message_.flags |= kFlagMoving | kFlagOpen;
-  }
   news_ = !fresh_.empty();
   message_.encode(out);
 }
@@ -133,10 +130,6 @@ const RoundOutcome& Negotiator::apply(const Bytes& combined) {
   outcome.clear();
   outcome.flags = message.flags;
   answer_due_ = (message.flags & kFlagStallQuery) != 0;
-  decisions_ = 0;
-  if (message.cut && message.cut->front() < static_cast<char>(EntryKind::kLane)) {
-    message.flags |= kFlagMoving | kFlagOpen;  // There is more to decide on.
-  }
   check_requests(message);
   check_own_requests(message);
   take_back(message.cut);
@@ -149,19 +142,6 @@ const RoundOutcome& Negotiator::apply(const Bytes& combined) {
   }
   message.clear_entries();
   settle_all(outcome);
-  if ((message.flags & kFlagMoving) == 0) {
-    outcome.look_again = decisions_ > 0;
-    if (decisions_ == 0) {
-      fail_automatic_names(outcome);
-    }
-  }
-  if ((message.flags & kFlagOpen) == 0 && decisions_ == 0) {
-    if (outcome.answers.ranks.empty()) {
-      answer_due_ = true;  // The ranks compare what they wait for.
-    } else {
-      fail_near_misses(outcome);
-    }
-  }
   const Parameters next = next_parameters(parameters_, proposals);
   parameters_ = next;
   submitted_ -= static_cast<std::size_t>(
@@ -175,7 +155,6 @@ void Negotiator::apply_bits(const BitVector& ready, RoundOutcome& outcome) {
   ready.for_each([&](std::size_t bit) {
     const auto slot = static_cast<ResponseCache::Slot>(bit);
     AIACC_CHECK(cache_.has(slot));
-    ++decisions_;
     cache_.touch(slot);
     if (foreign_.test(slot)) {
       return;
@@ -224,7 +203,6 @@ void Negotiator::take_request(SharedRequest&& shared, RoundOutcome& outcome) {
   const std::vector<int>* members = sets_.members(request.process_set);
   if (members == nullptr) {
     // The set was removed, on all ranks, while this was on its way.
-    decisions_ += ranks.count();
     if (ranks.has(rank_)) {
       fail(key, removed_set_status(request), outcome);
     }

@@ -36,19 +36,12 @@ struct RoundOutcome {
   std::vector<Response> ready;  ///< in an order that is the same on every rank
   std::uint32_t flags = 0;
   Answers answers;  ///< pending names, after a stall query; of no rank: none was asked
-  /// Unnamed operations have failed on all ranks, which have called different ones: their automatic
-  /// names are counted anew.
-  bool unnamed_failed = false;
-  /// Every rank said that it is stuck, and something was agreed on all the same.
-  bool look_again = false;
 
   /// Empties it; what its vectors hold is kept for the next round.
   void clear() {
     ready.clear();
     answers = {};
     flags = 0;
-    unnamed_failed = false;
-    look_again = false;
   }
 };
 
@@ -91,8 +84,6 @@ class Negotiator {
   /// Whether this rank's next share answers such a question; `lanes` belong to the answer.
   bool answer_due() const { return answer_due_; }
   void answer_with(std::vector<LaneReport> lanes) { lanes_ = std::move(lanes); }
-  /// Makes the next round urgent.
-  void look_again() { news_ = true; }
   /// For the next epoch; the epoch number in `parameters` is ignored.
   void propose(const Parameters& parameters);
   /// Whether one of this rank waits for the next round.
@@ -100,11 +91,8 @@ class Negotiator {
   const Parameters& parameters() const { return parameters_; }
   const ProcessSetTable& process_sets() const { return sets_; }
 
-  /// This rank's share of the next round. `state`: what this rank is doing. Without kFlagMoving it
-  /// cannot submit anything until an operation with an automatic name is ready; without kFlagOpen
-  /// the same holds for any name, and has for a while. What no rank sets the flag for fails:
-  /// automatic names, or names that nearly fit (near_miss.h).
-  void contribute(Bytes& out, std::uint32_t state = kFlagMoving | kFlagOpen);
+  /// This rank's share of the next round. `state`: flags that say what this rank is doing.
+  void contribute(Bytes& out, std::uint32_t state = 0);
 
   /// Takes the combined message of a round that `contribute` was made for. The outcome is kept
   /// until the next call.
@@ -153,9 +141,6 @@ class Negotiator {
   void decide_on_sets(const Request& request, Response& response, RoundOutcome& outcome);
   void remove_set(std::uint32_t id, RoundOutcome& outcome);
   void fail(const Key& key, const Status& status, RoundOutcome& outcome);
-  void fail_automatic_names(RoundOutcome& outcome);
-  void fail_near_misses(RoundOutcome& outcome);
-  void fail_label(const std::string& label, const Status& status, RoundOutcome& outcome);
   bool has_slot(const Request& request, ResponseCache::Slot slot) const;
   void give_slot(const Request& request, const SharedPlacement& devices);
   void free_slot(ResponseCache::Slot slot);
@@ -191,7 +176,6 @@ class Negotiator {
   std::map<std::uint32_t, RankSet> leaving_;  ///< by process set, who has left it; replicated
   std::vector<Key> touched_;                  ///< names that came in the round being applied
   bool absence_came_ = false;                 ///< a join or a leave, in the round being applied
-  std::size_t decisions_ = 0;                 ///< in the round being applied; replicated
   SharedPlacement placement_;                 ///< of the last decision: most are equal
   RoundMessage message_;                      ///< scratch, kept for its memory
   RoundOutcome outcome_;                      ///< the same

@@ -1,12 +1,10 @@
 // What all ranks decide, alike, when the requests of a round are in.
 
 #include <algorithm>
-#include <iterator>
 #include <set>
 #include <utility>
 #include <vector>
 
-#include "csrc/core/negotiation/near_miss.h"
 #include "csrc/core/negotiation/negotiator.h"
 #include "csrc/core/negotiation/response.h"
 
@@ -68,7 +66,6 @@ void Negotiator::settle(const Key& key, RoundOutcome& outcome) {
           const Status status = joined_.has(*absent) ? joined_status(shared.request, *absent)
                                                      : left_status(shared.request, *absent);
           waiting_.erase(found);
-          ++decisions_;
           fail(key, status, outcome);
           return;
         }
@@ -84,7 +81,6 @@ void Negotiator::settle(const Key& key, RoundOutcome& outcome) {
 }
 
 void Negotiator::conclude(const Key& key, const Waiting& waiting, RoundOutcome& outcome) {
-  ++decisions_;
   const std::vector<int>& members = members_of(key, waiting);
   const int member = index_in(members, rank_);
   // Of those that differ the one of the lowest rank, in the order of these ranks.
@@ -134,7 +130,6 @@ void Negotiator::conclude(const Key& key, const Waiting& waiting, RoundOutcome& 
 }
 
 void Negotiator::finish_join(RoundOutcome& outcome) {
-  ++decisions_;
   AIACC_CHECK(join_.has_value());
   Response response;
   response.ticket = std::exchange(join_, std::nullopt)->ticket;
@@ -191,82 +186,6 @@ void Negotiator::fail(const Key& key, const Status& status, RoundOutcome& outcom
     response.ticket = *ticket;
     response.status = status;
     outcome.ready.push_back(std::move(response));
-  }
-}
-
-void Negotiator::fail_automatic_names(RoundOutcome& outcome) {
-  std::map<Key, std::vector<int>> ranks;  // who waits for what
-  for (const auto& [key, waiting] : waiting_) {
-    RankSet unnamed;
-    for (const SharedRequest& shared : waiting.requests) {
-      if (!shared.request.cacheable) {
-        unnamed.add(shared.senders->ranks());
-      }
-    }
-    if (!unnamed.empty()) {
-      ranks[key] = unnamed.ranks();
-    }
-  }
-  std::vector<std::pair<std::string, std::vector<int>>> names;
-  names.reserve(ranks.size());
-  for (const auto& [key, list] : ranks) {
-    names.emplace_back(label_of(key.first, key.second), list);
-  }
-  outcome.unnamed_failed = !names.empty();
-  const Status status = stuck_status(names);
-  for (const auto& [key, list] : ranks) {
-    waiting_.erase(key);
-    fail(key, status, outcome);
-  }
-}
-
-void Negotiator::fail_near_misses(RoundOutcome& outcome) {
-  for (const NearMiss& miss : near_misses(outcome.answers)) {
-    const Status status = near_miss_status(miss);
-    for (const PendingName& operation : miss.operations) {
-      fail_label(operation.label, status, outcome);
-    }
-  }
-}
-
-/// Fails what has this label on every rank that waits for it, be it a request or a bit.
-void Negotiator::fail_label(const std::string& label, const Status& status, RoundOutcome& outcome) {
-  const auto has_label = [&](const Request& request) {
-    return label_of(request.process_set, request.name) == label;
-  };
-  const auto give_back = [&](const Local& local) {
-    Response response;
-    response.ticket = local.ticket;
-    response.status = status;
-    outcome.ready.push_back(std::move(response));
-  };
-  for (const ResponseCache::Slot slot : cache_.select(has_label)) {
-    if (by_slot_[slot].request != nullptr) {
-      give_back(std::exchange(by_slot_[slot], {}));
-      bits_.clear(slot);
-    }
-    free_slot(slot);
-  }
-  for (auto waiting = waiting_.begin(); waiting != waiting_.end();) {
-    const auto& [set, name] = waiting->first;
-    waiting = label_of(set, name) == label ? waiting_.erase(waiting) : std::next(waiting);
-  }
-  for (auto local = sent_.begin(); local != sent_.end();) {
-    if (has_label(*local->second.request)) {
-      give_back(local->second);
-      local = sent_.erase(local);
-    } else {
-      ++local;
-    }
-  }
-  // What has lost its slot in this very round.
-  for (auto local = fresh_.begin(); local != fresh_.end();) {
-    if (has_label(*local->request)) {
-      give_back(*local);
-      local = fresh_.erase(local);
-    } else {
-      ++local;
-    }
   }
 }
 

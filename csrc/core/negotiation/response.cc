@@ -12,15 +12,6 @@ std::string quoted(const Request& request) {
          "'";
 }
 
-/// "rank 0, 2 for 'x'"
-std::string waits_text(const std::string& name, const std::vector<int>& ranks) {
-  std::string text;
-  for (const int rank : ranks) {
-    text += (text.empty() ? "rank " : ", ") + std::to_string(rank);
-  }
-  return text + " for '" + name + "'";
-}
-
 }  // namespace
 
 MemberParts parts_of(const std::vector<SharedRequest>& requests, const std::vector<int>& members) {
@@ -109,29 +100,6 @@ Status existing_set_status(const Request& request, std::uint32_t existing) {
   return {Code::kInvalidArgument,
           "[process set] ranks " + shape_text(request.numbers) + " are process set " +
               std::to_string(existing) + " already (expected ranks that no set has); use that one"};
-}
-
-Status stuck_status(const std::vector<std::pair<std::string, std::vector<int>>>& names) {
-  std::string list;
-  for (const auto& [name, ranks] : names) {
-    list += (list.empty() ? "" : "; ") + waits_text(name, ranks);
-  }
-  return {
-      Code::kMismatch,
-      "[negotiation] every rank waits for another one: " + list +
-          ". An automatic name pairs the n-th unnamed call of a kind on every rank (expected the "
-          "same calls everywhere); let all ranks call the same operations, or name them"};
-}
-
-Status near_miss_status(const NearMiss& miss) {
-  std::string list;
-  for (const PendingName& operation : miss.operations) {
-    list += (list.empty() ? "" : "; ") + waits_text(operation.label, operation.ranks.ranks());
-  }
-  return {Code::kMismatch,
-          "[negotiation] every rank waits for another one: " + list + ". The operations called '" +
-              miss.name +
-              "' differ (expected the same one on every rank); let all ranks call the same"};
 }
 
 }  // namespace aiacc

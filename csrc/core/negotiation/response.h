@@ -2,11 +2,9 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "csrc/core/negotiation/message.h"
-#include "csrc/core/negotiation/near_miss.h"
 #include "csrc/core/negotiation/request_matching.h"
 #include "csrc/planning/device_placement.h"
 
@@ -40,10 +38,5 @@ Status left_status(const Request& request, int rank);
 Status removed_set_status(const Request& request);
 /// The ranks of the request are those of process set `existing` already.
 Status existing_set_status(const Request& request, std::uint32_t existing);
-/// Every rank waits, and nothing that they wait for can become ready: (name, ranks that wait for
-/// it).
-Status stuck_status(const std::vector<std::pair<std::string, std::vector<int>>>& names);
-/// The same, of names that nearly fit.
-Status near_miss_status(const NearMiss& miss);
 
 }  // namespace aiacc

@@ -21,9 +21,7 @@ class NegotiatingRanks {
                             std::size_t capacity = 4096,
                             std::uint32_t seed = 0,
                             std::uint64_t patience = ResponseCache::kPatience)
-      : random_(seed),
-        alive_(static_cast<std::size_t>(size)),
-        state_(static_cast<std::size_t>(size), kFlagMoving | kFlagOpen) {
+      : random_(seed), alive_(static_cast<std::size_t>(size)) {
     for (int rank = 0; rank < size; ++rank) {
       negotiators_.push_back(
           std::make_unique<Negotiator>(rank, size, capacity, Parameters{0, 1 << 20, 1}, patience));
@@ -58,14 +56,11 @@ class NegotiatingRanks {
     return static_cast<std::uint32_t>(outcomes[0].ready[0].value);
   }
 
-  /// What the rank says that it does, from now on: see Negotiator::contribute.
-  void set_state(int rank, std::uint32_t state) { state_[static_cast<std::size_t>(rank)] = state; }
-
   /// What every rank contributes to the next round, which `finish_round` ends.
   const std::vector<Bytes>& begin_round() {
     shares_.resize(negotiators_.size());
     for (std::size_t rank = 0; rank < shares_.size(); ++rank) {
-      negotiators_[rank]->contribute(shares_[rank], state_[rank]);
+      negotiators_[rank]->contribute(shares_[rank]);
     }
     return shares_;
   }
@@ -106,7 +101,6 @@ class NegotiatingRanks {
   std::mt19937 random_;
   std::vector<std::unique_ptr<Negotiator>> negotiators_;
   std::vector<std::map<std::uint64_t, std::unique_ptr<Request>>> alive_;
-  std::vector<std::uint32_t> state_;
   std::vector<Bytes> shares_;
   Bytes result_;
   std::uint64_t next_ticket_ = 1;

@@ -356,7 +356,7 @@ class Job {
   void round() {
     std::vector<Bytes> shares(ranks_.size());
     for (std::size_t rank = 0; rank < shares.size(); ++rank) {
-      ranks_[rank]->negotiator().contribute(shares[rank], liar_.chance(4) ? 0U : kFlagMoving);
+      ranks_[rank]->negotiator().contribute(shares[rank]);
     }
     Bytes& lie = shares[static_cast<std::size_t>(false_rank_)];
     if (!liar_.chance(3)) {

@@ -151,17 +151,6 @@ TEST_P(NegotiatorBudgetTest, TheRemovalOfASetDoesNotOvertakeWhatWasSubmittedBefo
   EXPECT_EQ(urgent_rounds(), std::size_t{kMany} + 1);
 }
 
-/// Ranks with more to say are not stuck, whatever their threads do.
-TEST_P(NegotiatorBudgetTest, ARoundThatWasCutFailsNothing) {
-  submit([&](int i, int rank) {
-    ranks_.set_state(rank, kFlagOpen);
-    Request request = long_request((i + rank * 50) % kMany);  // first come others on each rank
-    request.cacheable = false;
-    ranks_.submit(rank, request);
-  });
-  EXPECT_EQ(urgent_rounds(), std::size_t{kMany});
-}
-
 INSTANTIATE_TEST_SUITE_P(Sizes, NegotiatorBudgetTest, testing::Values(1, 2, 5));
 
 }  // namespace
