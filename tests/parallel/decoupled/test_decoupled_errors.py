@@ -55,7 +55,7 @@ def test_arguments_that_are_not_for_this_schedule():
         ({"compression": hvd.Compression.fp16}, "compression=FP16Compressor .expected"),
         ({"groups": 2}, "'decoupled' with groups"),
         ({"gradient_as_bucket_view": True}, "gradient_as_bucket_view=True .expected False"),
-        ({"bucket_bytes": 0}, "bucket_bytes=0 .expected a positive"),
+        ({"bucket_bytes": 0}, "bucket_bytes=0 .expected a finite"),
         ({"plan": Plan("x", (_NAMES,))}, "plan with schedule 'all_reduce' .expected 'decoupled'"),
         ({"plan": Plan("x", (("head",),), "decoupled")}, "'head' for one"),
         ({"optimizer": torch.optim.LBFGS(model.parameters())}, "'decoupled' with LBFGS"),
