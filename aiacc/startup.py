@@ -247,7 +247,7 @@ def _reserve_threads(row: Contribution) -> tuple[_core.ThreadReserve | None, str
     if row.size == 1:
         return None, ""
     lanes = _most_lanes(_core.config())
-    own = 2  # background, express lane
+    own = 3  # loop, heartbeats, express lane
     mpi = 3 if row.engines.get("mpi") == "" else 0  # its own, and ours for progress and a call
     count = lanes + own + mpi
     try:

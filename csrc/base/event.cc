@@ -1,9 +1,12 @@
 #include "csrc/base/event.h"
 
+#include <linux/futex.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <ctime>
 
 #include "csrc/base/error.h"
 
@@ -23,9 +26,33 @@ void Event::set() noexcept {
   [[maybe_unused]] const auto written = write(fd_, &one, sizeof one);
 }
 
-void Event::clear() noexcept {
+bool Event::clear() noexcept {
   std::uint64_t value = 0;
-  [[maybe_unused]] const auto got = read(fd_, &value, sizeof value);
+  return read(fd_, &value, sizeof value) > 0;
+}
+
+bool futex_wait(std::atomic<std::uint32_t>& word,
+                std::uint32_t expected,
+                std::chrono::steady_clock::time_point deadline) {
+  const auto until = deadline.time_since_epoch();
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(until);
+  const timespec monotonic{seconds.count(), std::chrono::nanoseconds(until - seconds).count()};
+  while (syscall(SYS_futex,
+                 &word,
+                 FUTEX_WAIT_BITSET,
+                 expected,
+                 &monotonic,
+                 nullptr,
+                 FUTEX_BITSET_MATCH_ANY) != 0) {
+    if (errno != EINTR) {
+      return errno != ETIMEDOUT;
+    }
+  }
+  return true;
+}
+
+void futex_wake(std::atomic<std::uint32_t>& word) noexcept {
+  syscall(SYS_futex, &word, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 
 }  // namespace aiacc

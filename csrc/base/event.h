@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 
 namespace aiacc {
@@ -15,10 +17,29 @@ class Event {
   int fd() const { return fd_; }
   /// Makes `fd()` readable until `clear`.
   void set() noexcept;
-  void clear() noexcept;
+  /// Whether it was set.
+  bool clear() noexcept;
 
  private:
   int fd_;
 };
+
+/// Sleeps on a word, which may be in memory that processes share, while it has this value, until
+/// `futex_wake` or `deadline`; false at the deadline. A signal is neither.
+bool futex_wait(std::atomic<std::uint32_t>& word,
+                std::uint32_t expected,
+                std::chrono::steady_clock::time_point deadline);
+
+/// Ends the sleep of one thread.
+void futex_wake(std::atomic<std::uint32_t>& word) noexcept;
+
+/// Lets the other thread of a core run while this one spins.
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 }  // namespace aiacc

@@ -4,31 +4,15 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <limits>
 #include <vector>
 
 #include "csrc/base/error.h"
 #include "csrc/base/socket.h"
+#include "csrc/control/rank_block.h"
 
 namespace aiacc {
 
 using Bytes = std::vector<std::uint8_t>;
-
-/// Ranks whose shares one message may hold: [first, last], and [more_first, more_last] unless
-/// empty. All ranks, if nothing else is said.
-struct RankBlock {
-  int first = 0;
-  int last = std::numeric_limits<int>::max();
-  int more_first = 0;
-  int more_last = -1;
-
-  /// Whether it has all ranks from `from` to `to`.
-  bool has(int from, int to) const {
-    const bool adjoin = last != std::numeric_limits<int>::max() && last + 1 == more_first;
-    return (from >= first && to <= last) || (from >= more_first && to <= more_last) ||
-           (adjoin && from >= first && to <= more_last);
-  }
-};
 
 /// The flags with which a message of the coordinators begins; 0 if it is shorter.
 inline std::uint32_t flags_of(const Bytes& message) {
@@ -43,10 +27,13 @@ inline std::uint32_t flags_of(const Bytes& message) {
 /// answers just before the limit survives, and that the limit is still met.
 constexpr int kLooksPerTimeout = 32;
 
+/// Who runs rounds: the loop thread, or a caller while that sleeps or waits for its turn.
+enum class Runner { kLoop, kCaller };
+
 /// Small messages between the coordinators of all ranks.
 ///
-/// Threads: one thread at a time is the *progress thread*; which one is the coordinator's business.
-/// Methods are the progress thread's unless they say "any thread".
+/// Threads: rounds are run by one thread at a time, the *runner*; which one is the coordinator's
+/// business. Methods are the runner's unless they say otherwise.
 /// Nothing is sent while no rank has work: an idle plane uses no CPU.
 class ControlPlane {
  public:
@@ -65,10 +52,11 @@ class ControlPlane {
 
   /// One round. Collective; a rank that makes no progress yet sees `round_pending`.
   /// Blocks until every rank has joined. Throws the fatal Error (peer lost, aborted, protocol).
-  virtual void all_reduce(Bytes& message, const Combine& combine) = 0;
+  virtual void all_reduce(Bytes& message, const Combine& combine, Runner runner) = 0;
+  /// Whether a caller may run rounds: only where these need no thread that sleeps on connections.
+  virtual bool lets_callers_run() const = 0;
 
-  /// Processes what has arrived, without blocking: answers pings, throws if a peer is gone or
-  /// aborted.
+  /// Processes what has arrived, without blocking; throws if a peer is gone or aborted.
   virtual void service() = 0;
 
   /// True when some rank has started the next round.
@@ -76,43 +64,37 @@ class ControlPlane {
   /// The flags of all shares of it that have come here, combined with OR: see `flags_of`.
   virtual std::uint32_t pending_flags() const = 0;
 
-  /// Sleeps until there is something to `service`, `wake` is called, or the deadline passes.
-  /// Any thread, several at once; reads nothing itself. What ended it goes on ending every wait
-  /// until the progress thread takes it in (`service`, `take_wakes`): a thread that sleeps here and
-  /// then has to queue for its turn as progress thread must not keep the wake-up from the one whose
-  /// turn it is.
-  virtual void wait(Clock::time_point deadline) = 0;
-  /// Clears pending wake-ups. Check every condition that they may have signalled afterwards.
-  virtual void take_wakes() noexcept = 0;
-
+  /// Sleeps until there is something to `service`, `wake` is called, or the deadline passes, and
+  /// forgets the wake-ups until then: check every condition that they may have signalled
+  /// afterwards. False if no more than time has passed. The loop thread's, also while a caller is
+  /// the runner.
+  virtual bool wait(Clock::time_point deadline) = 0;
   /// Ends a `wait`; remembered when nobody waits. Any thread, async-signal-safe.
   virtual void wake() noexcept = 0;
-
   /// Makes one `wait` return at the earliest deadline given since the last one that did. Any
   /// thread.
   virtual void wake_at(Clock::time_point deadline) noexcept = 0;
+  /// Makes a caller that sleeps in a round look at what has arrived. The loop thread's, which
+  /// cannot look itself before it is the runner.
+  virtual void nudge() noexcept {}
 
-  /// While claimed, messages end only `wait_claimed`; `wait` ends on `wake` and when the grace
-  /// period expires, so that it does not race a caller that is about to return.
-  virtual void claim() = 0;
-  virtual void unclaim() noexcept = 0;
-  /// Starts the grace period: unless `claim` is called again, `wait` returns after `grace`.
-  virtual void unclaim_after(std::chrono::microseconds grace) noexcept = 0;
-  /// The progress thread's `wait`, with `take_wakes`.
-  virtual void wait_claimed(Clock::time_point deadline) = 0;
+  /// Whether this rank has a share for the next round as soon as another one starts it. Until it
+  /// has, others may let it sleep for a while. Any thread.
+  virtual void has_share(bool /*has*/) noexcept {}
 
-  /// Pings silent peers; throws Error(kPeerLost) when one has not answered within
-  /// the time limit. Progress thread only, called kLooksPerTimeout times in that limit while
-  /// operations are outstanding: a caller that has not checked for long was itself stopped, and
-  /// pings again.
-  virtual void check_peers() = 0;
+  /// Somebody waits for other ranks: for a while after the last call, they are asked whether they
+  /// live, and whoever is silent for too long ends the job as `interrupt` does, with
+  /// Error(kPeerLost). Called kLooksPerTimeout times in the limit.
+  virtual void watch_peers() = 0;
+  /// The loop thread begins to work, or ends; other ranks may look whether it is stuck.
+  virtual void at_work(bool /*begins*/) noexcept {}
 
   /// Makes the running and every later `all_reduce` of this rank throw `status`; the first one
   /// wins. Any thread.
   virtual void interrupt(const Status& status) noexcept = 0;
 
   /// Broadcasts that the job ends here and why (kShutdown: orderly). Best effort, once; receivers
-  /// forward it. Progress thread only. Nothing can be sent afterwards.
+  /// forward it. Nothing can be sent afterwards.
   virtual void abort(const Status& status) noexcept = 0;
 
   /// Seconds to the farthest of the ranks that this one is connected to and back, at best; 0 if

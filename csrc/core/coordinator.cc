@@ -147,7 +147,7 @@ Coordinator::Coordinator(ControlPlane& plane,
                   [this](const Status& status) { dispatcher_.record_failure(status); }}) {
   check_parameters(options_.parameters, static_cast<std::uint32_t>(engine_.lanes()));
   publish(options_.parameters);
-  background_ = start_thread("aiacc coord", [this] { background(); });
+  loop_ = start_thread("aiacc loop", [this] { loop(); });
 }
 
 /// What submitting threads need of the parameters of an epoch.
@@ -180,6 +180,7 @@ Handle Coordinator::submit(std::shared_ptr<Operation> operation) {
   if (queued >= enough && queued - bytes < enough) {
     plane_.wake();
   } else if (first) {
+    plane_.has_share(true);
     plane_.wake_at(Clock::now() + options_.linger);
   }
   return handle;
@@ -196,6 +197,7 @@ Handle Coordinator::submit_message(std::shared_ptr<Operation> operation) {
     refuse_null(operation_text(request.kind, 0, message.series), "memory");
   }
   const Handle handle = table_.submit_message(std::move(operation));
+  plane_.wake_at(Clock::now() + tick_);  // Somebody has to look after the peers.
   const auto ticket = reinterpret_cast<std::uint64_t>(&message);
   if (request.kind == OpKind::kSend) {
     messenger_.send(request.root, message.series, message.input, request.bytes(), ticket);
@@ -288,7 +290,7 @@ void Coordinator::flush() {
 void Coordinator::propose(const Parameters& parameters) {
   check_parameters(parameters, static_cast<std::uint32_t>(engine_.lanes()));
   {
-    // Not the progress thread's mutex: a progress thread keeps it while it waits for other ranks.
+    // Not the mutex of rounds, which is held while a round waits for other ranks.
     const std::lock_guard lock(proposal_mutex_);
     proposal_ = parameters;
   }
@@ -311,39 +313,27 @@ std::shared_ptr<Operation> Coordinator::wait(Handle handle, const std::function<
 void Coordinator::wait_until_done(const Operation& operation,
                                   const std::function<void()>& on_tick) {
   struct Waiting {
-    explicit Waiting(Coordinator& owner) : coordinator(owner) {
-      coordinator.waiting_callers_.fetch_add(1);
-    }
+    explicit Waiting(Coordinator& owner) : coordinator(owner) {}
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
     ~Waiting() {
-      coordinator.waiting_callers_.fetch_sub(1);
-      coordinator.claim_expiry_.store(Clock::now() + coordinator.options_.grace);
       coordinator.wait_ns_.fetch_add(nanoseconds_since(start), std::memory_order_relaxed);
     }
     Coordinator& coordinator;
     Clock::time_point start = Clock::now();
   };
   const Waiting waiting(*this);
+  // What is on its way, as a message always is, needs no round.
   if (!operation.dispatched.load()) {
     flush_.store(true);
+    run_alone(operation);
+    if (!operation.dispatched.load()) {
+      plane_.wake();
+    }
   } else if (!is_message(operation.request.kind) && table_.has_queued()) {
     flush();
   }
-  while (true) {
-    const auto deadline = Clock::now() + tick_;
-    // What is on its way, as a message always is, needs no round. A round for what else is queued
-    // may have to wait for other ranks: that is for the background thread.
-    if (!operation.dispatched.load()) {
-      drive_for(operation, deadline);
-    }
-    if (has_sets_.load() && !operation.done.load()) {
-      take_from_callers();
-    }
-    if (table_.wait(operation, deadline)) {
-      return;
-    }
-    plane_.wake();  // Somebody has to look after the peers while this thread sleeps.
+  while (!table_.wait(operation, Clock::now() + tick_)) {
     if (on_tick) {
       on_tick();
     }
@@ -363,14 +353,14 @@ Status Coordinator::end_status() const {
 
 void Coordinator::shutdown(std::string how) {
   const std::lock_guard guard(shutdown_mutex_);
-  if (!background_.joinable()) {
+  if (!loop_.joinable()) {
     return;
   }
   ending_ = std::move(how);
   stopping_.store(true);
   plane_.interrupt(end_status());
   plane_.wake();
-  background_.join();
+  loop_.join();
 }
 
 CoordinatorStats Coordinator::stats() const {

@@ -33,10 +33,7 @@ struct CoordinatorOptions {
       500};  ///< how long a submission waits for others to share its round
   /// How long to ignore a peer's round that cannot progress without this rank. Also the longest
   /// delay of anything but tensors, such as a stall query.
-  std::chrono::microseconds patience{1'000'000};
-  /// After a wait the background thread leaves the sockets to the caller for this long: a loop of
-  /// blocking calls is not slowed down by a second thread that wakes up beside it.
-  std::chrono::microseconds grace{500};
+  std::chrono::microseconds patience{500'000};
   double peer_timeout_s = 4.0;
   double stall_warn_s = 60.0;
   double stall_fail_s = 0.0;
@@ -62,11 +59,10 @@ struct CoordinatorStats {
 
 /// From submission to result: negotiate -> plan -> dispatch.
 ///
-/// Threads: public methods from any. Inside, one thread at a time is the *progress thread*: the
-/// background thread, or a thread in `wait`, which saves two thread switches. Whoever holds
-/// `progress_mutex_` is it. A round starts when it is worth one: a unit's worth of bytes, a flush
-/// or wait, the end of the linger time, a peer's round that this rank can contribute to. Otherwise
-/// every thread sleeps.
+/// Threads: public methods from any. Inside, the *loop thread* runs rounds, plans and dispatches;
+/// callers wait, but for `run_alone`. A round starts when it is worth one: a unit's worth of bytes,
+/// a flush or wait, the end of the linger time, a peer's round that this rank can contribute to.
+/// Otherwise every thread sleeps.
 /// Failure: the first fatal status is latched; everything outstanding and all later calls fail
 /// with it, on every rank.
 class Coordinator {
@@ -121,7 +117,7 @@ class Coordinator {
   /// Error(kInvalidArgument) if the engine has not that many lanes. Blocks: never.
   void propose(const Parameters& parameters);
 
-  /// Ends the background thread and tells the other ranks. Idempotent. `how` follows "rank N" in
+  /// Ends the loop thread and tells the other ranks. Idempotent. `how` follows "rank N" in
   /// what they are told: "'s script has ended; ..."; empty: that it has shut down.
   void shutdown(std::string how = "");
 
@@ -136,16 +132,16 @@ class Coordinator {
   void publish(const Parameters& parameters);
   void admit_on_gpu(Operation& operation);
   Status end_status() const;
-  void background();
+  void loop();
   void wait_until_done(const Operation& operation, const std::function<void()>& on_tick);
-  void drive_for(const Operation& operation, Clock::time_point deadline);
-  void leave_to_callers();
-  void take_from_callers();
-  void step(const Operation* wanted);
+  void run_alone(const Operation& operation);
+  void step();
+  Clock::time_point linger_end() const;
   bool want_round();
   bool busy();
+  bool is_idle() const;
   bool is_vain();
-  void run_round();
+  void run_round(Runner runner = Runner::kLoop);
   void propose_weights();
   void throw_lane_failure();
   bool still_moves() noexcept;
@@ -164,10 +160,9 @@ class Coordinator {
   std::atomic<bool> flush_{false};
   std::string ending_;  ///< what `shutdown` was told; constant once `stopping_`
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> in_round_{false};  ///< whoever runs rounds waits for other ranks
   std::atomic<bool> failed_{false};
-  std::atomic<int> waiting_callers_{0};
-  std::atomic<Clock::time_point> claim_expiry_{};  ///< until then rounds are left to callers
-  /// There are other process sets than that of all ranks: their rounds need this rank, too.
+  /// There are other process sets than that of all ranks.
   std::atomic<bool> has_sets_{false};
   std::atomic<std::uint64_t> unit_bytes_{0};  ///< of the current epoch, for submitting threads
   std::atomic<std::uint32_t> lanes_{0};       ///< of the current epoch
@@ -176,7 +171,8 @@ class Coordinator {
   std::mutex proposal_mutex_;
   std::optional<Parameters> proposal_;  ///< on its way to the negotiator
 
-  std::mutex progress_mutex_;  ///< guards what follows, down to the scratch
+  std::mutex
+      round_mutex_;  ///< guards what follows, down to the scratch: whoever runs rounds has it
   Negotiator negotiator_;
   StallInspector stalls_;
   StallFile stall_file_;
@@ -192,10 +188,10 @@ class Coordinator {
   const std::unique_ptr<FiniteCheck> finite_;  ///< null: inputs are not looked at
   DevicePath device_path_;
   CommunicatorTable communicators_;
-  Dispatcher dispatcher_;  ///< its `dispatch` is the progress thread's
+  Dispatcher dispatcher_;  ///< its `dispatch` is the loop thread's
   Messenger messenger_;
   std::mutex shutdown_mutex_;
-  std::thread background_;
+  std::thread loop_;
 };
 
 }  // namespace aiacc

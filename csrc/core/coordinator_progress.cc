@@ -1,4 +1,4 @@
-// What the progress thread does: rounds, and looking after the job between them.
+// What the loop thread does: rounds, and looking after the job between them.
 
 #include <algorithm>
 #include <string>
@@ -10,13 +10,12 @@
 namespace aiacc {
 namespace {
 
-/// How much longer the grace is while a caller sleeps on the only operation there is: no round can
-/// be of use to it.
-constexpr int kLongGrace = 20;
-
 /// So much takes little longer than the two thread switches that a caller saves by moving it
 /// itself. Among process sets it may: a lane of another rank may be taken by a unit of another set.
 constexpr std::uint64_t kOwnBytes = std::uint64_t{256} << 10;
+
+/// For which a caller waits until the loop thread has looked around.
+constexpr std::chrono::microseconds kGlance{20};
 
 /// A lost lane connection is a symptom; how long the control plane has to name the cause.
 constexpr std::chrono::milliseconds kCauseGrace{300};
@@ -35,14 +34,19 @@ constexpr std::chrono::seconds kAbortGpu{2};
 
 }  // namespace
 
-/// Negotiates in the calling thread until the operation is on its way, then helps to move it.
-void Coordinator::drive_for(const Operation& operation, Clock::time_point deadline) {
-  std::unique_lock lock(progress_mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) {
-    plane_.wake();  // Another thread makes progress; make it look at the flush.
-    return;
+/// The one exception to callers that wait: one whose operation is alone in the table runs rounds
+/// until that is dispatched, then the operation's own unit. A blocking call saves the way to two
+/// threads and back, which takes longer than the bytes; without this function nothing else changes.
+void Coordinator::run_alone(const Operation& operation) {
+  std::unique_lock lock(round_mutex_, std::try_to_lock);
+  for (const auto end = Clock::now() + kGlance; !lock.owns_lock() && Clock::now() < end;) {
+    if (in_round_.load()) {
+      return;
+    }
+    lock.try_lock();  // The loop thread only looks around.
   }
-  if (failed_.load()) {
+  if (!lock.owns_lock() || failed_.load() || table_.in_flight() != 1 ||
+      !plane_.lets_callers_run()) {
     return;
   }
   Lanes& lanes = dispatcher_.lanes();
@@ -50,92 +54,71 @@ void Coordinator::drive_for(const Operation& operation, Clock::time_point deadli
     const bool is_short = !has_sets_.load() && operation.request.total_bytes() <= kOwnBytes;
     lanes.keep_for(operation, is_short ? kOwnBytes : 0);
   }
-  plane_.claim();
   try {
-    while (true) {
-      step(&operation);
-      if (operation.done.load() || operation.dispatched.load() || Clock::now() >= deadline) {
-        break;
-      }
-      lanes.start_kept();
-      plane_.wait_claimed(next_deadline());
+    plane_.service();
+    throw_lane_failure();
+    while (!operation.done.load() && !operation.dispatched.load() && want_round()) {
+      run_round(Runner::kCaller);
     }
   } catch (...) {
     fail(reported_by(plane_.rank(), current_exception_status()));
   }
-  Lane* helped = lanes.take_kept();
-  leave_to_callers();
+  Lane* own = lanes.take_kept();
+  plane_.has_share(!is_idle());
   lock.unlock();
-  if (flush_.load() && table_.has_queued()) {
-    plane_.wake();  // Another thread's flush came during the last round.
-  }
-  if (helped != nullptr) {
-    helped->help(operation);  // It was not woken: nobody else would.
+  if (own != nullptr) {
+    own->help(operation);  // It was not woken: nobody else would.
   }
 }
 
-void Coordinator::background() {
+/// Must not write to a log or a file, and must not touch a tensor: others wait for this thread.
+void Coordinator::loop() {
   auto deadline = Clock::time_point::max();
   while (true) {
-    plane_.wait(deadline);
-    const std::lock_guard lock(progress_mutex_);
-    plane_.take_wakes();
+    const bool called = plane_.wait(deadline);
+    if (!called && Clock::now() < std::min(deadline, linger_end())) {
+      // The alarm was for what a caller has seen to, which may be running its next round already.
+      deadline = table_.in_flight() > 0 ? std::min(deadline, Clock::now() + tick_) : deadline;
+      continue;
+    }
+    std::unique_lock lock(round_mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) {
+      plane_.nudge();  // The caller that runs rounds sees what has come.
+      lock.lock();
+    }
     if (failed_.load()) {
       return;
     }
+    plane_.at_work(true);
     try {
       throw_lane_failure();
       if (stopping_.load()) {
         throw Error(end_status());
       }
-      if (Clock::now() < claim_expiry_.load() && !want_round()) {
-        plane_.claim();
-        plane_.unclaim_after(options_.grace);
-      } else {
-        plane_.unclaim();
-        step(nullptr);
-        if (waiting_callers_.load() > 0 && negotiator_.waiting() == 0 && !has_sets_.load()) {
-          leave_to_callers();
-        }
-      }
+      step();
+      plane_.has_share(!is_idle());
       deadline = next_deadline();
     } catch (...) {
       fail(reported_by(plane_.rank(), current_exception_status()));
       return;
     }
-  }
-}
-
-/// Keeps the background thread out of the next rounds: a caller is likely to run them.
-void Coordinator::leave_to_callers() {
-  plane_.claim();
-  const bool is_long = table_.in_flight() == 1 && !has_sets_.load();
-  claim_expiry_.store(Clock::now() + options_.grace * (is_long ? kLongGrace : 1));
-  plane_.unclaim_after(options_.grace);
-}
-
-/// Ends that at once: a caller that sleeps makes no progress, and the members of another process
-/// set may need rounds meanwhile.
-void Coordinator::take_from_callers() {
-  if (Clock::now() < claim_expiry_.load()) {
-    claim_expiry_.store({});
-    plane_.wake();
+    plane_.at_work(false);
   }
 }
 
 /// Does all there is to do now, without waiting for anything but running rounds.
-void Coordinator::step(const Operation* wanted) {
+void Coordinator::step() {
   plane_.service();
-  throw_lane_failure();
   while (want_round()) {
     run_round();
-    if (wanted != nullptr && (wanted->done.load() || wanted->dispatched.load())) {
-      return;  // The next round may wait for a rank that this caller does not wait for.
-    }
-    dispatcher_.lanes().start_kept();
     plane_.service();
   }
   look_after_peers_and_stalls();
+}
+
+/// When what is queued is worth a round whatever comes.
+Clock::time_point Coordinator::linger_end() const {
+  return table_.has_queued() ? table_.queued_since() + options_.linger : Clock::time_point::max();
 }
 
 bool Coordinator::want_round() {
@@ -156,18 +139,24 @@ bool Coordinator::want_round() {
     }
   }
   return flush_.load() || table_.queued_bytes() >= unit_bytes_.load(std::memory_order_relaxed) ||
-         Clock::now() >= table_.queued_since() + options_.linger;
+         Clock::now() >= linger_end();
 }
 
 /// Whether units are under way on this rank, also on its GPUs.
 bool Coordinator::busy() { return dispatcher_.busy() || device_path_.busy(); }
+
+/// Whether this rank has nothing to say in a round, and no other process set either.
+bool Coordinator::is_idle() const {
+  return !table_.has_queued() && negotiator_.waiting() == 0 &&
+         negotiator_.process_sets().size() == 1;
+}
 
 /// Whether the pending round must end without a ready tensor: all of them need this rank, which has
 /// submitted nothing, unless others form a process set among themselves. So a step in which ranks
 /// submit the same tensors in the same order has at most one round for each of them, however far
 /// the ranks are apart.
 bool Coordinator::is_vain() {
-  if (table_.has_queued() || negotiator_.waiting() > 0 || negotiator_.process_sets().size() > 1) {
+  if (!is_idle()) {
     return false;
   }
   if ((plane_.pending_flags() & kFlagForming) != 0) {
@@ -180,7 +169,7 @@ bool Coordinator::is_vain() {
   return Clock::now() < vain_since_ + options_.patience;
 }
 
-void Coordinator::run_round() {
+void Coordinator::run_round(Runner runner) {
   const auto start = Clock::now();
   vain_since_ = {};
   flush_.store(false);
@@ -195,7 +184,9 @@ void Coordinator::run_round() {
     negotiator_.answer_with(dispatcher_.reports(unit_watch_.limit_s(Clock::now())));
   }
   negotiator_.contribute(message_, state);
-  plane_.all_reduce(message_, combine_rounds);
+  in_round_.store(true);
+  plane_.all_reduce(message_, combine_rounds, runner);
+  in_round_.store(false);
   const RoundOutcome& outcome = negotiator_.apply(message_);
   check_parameters(negotiator_.parameters(), static_cast<std::uint32_t>(engine_.lanes()));
   publish(negotiator_.parameters());
@@ -247,7 +238,7 @@ void Coordinator::look_after_peers_and_stalls() {
     return;
   }
   looked_ = now;
-  plane_.check_peers();
+  plane_.watch_peers();
   if (device_path_.busy()) {
     communicators_.check_gpu();
     device_path_.look_after();
@@ -257,7 +248,6 @@ void Coordinator::look_after_peers_and_stalls() {
     negotiator_.ask_for_stalls();
     do {
       run_round();  // the question, then the answers
-      dispatcher_.lanes().start_kept();
     } while (want_round());
   }
 }
@@ -286,9 +276,7 @@ Clock::time_point Coordinator::next_deadline() {
   if (table_.in_flight() > 0 || busy()) {
     deadline = Clock::now() + tick_;
   }
-  if (table_.has_queued()) {
-    deadline = std::min(deadline, table_.queued_since() + options_.linger);
-  }
+  deadline = std::min(deadline, linger_end());
   if (vain_since_ != Clock::time_point{}) {
     deadline = std::min(deadline, vain_since_ + options_.patience);
   }
@@ -307,7 +295,7 @@ bool Coordinator::still_moves() noexcept {
   }
 }
 
-/// The progress thread's. Buffers of failed operations are not touched any more when this returns.
+/// The runner's. Buffers of failed operations are not touched any more when this returns.
 void Coordinator::fail(const Status& status) noexcept {
   if (failed_.load()) {
     return;

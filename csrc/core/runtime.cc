@@ -124,10 +124,12 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
   if (topology.size == 1) {
     plane_ = std::make_unique<InProcessPlane>(std::make_shared<InProcessHub>(1), 0);
   } else {
-    if (listener_ == nullptr ||
-        options_.addresses.size() != static_cast<std::size_t>(topology.size)) {
+    const auto size = static_cast<std::size_t>(topology.size);
+    if (listener_ == nullptr || options_.addresses.size() != size ||
+        options_.host_of.size() != size) {
       throw Error(Code::kInvalidArgument,
-                  "[core] " + std::to_string(options_.addresses.size()) + " addresses for " +
+                  "[core] " + std::to_string(options_.addresses.size()) + " addresses and " +
+                      std::to_string(options_.host_of.size()) + " hosts for " +
                       std::to_string(topology.size) + " ranks, or no listener");
     }
     connector_ = std::make_unique<Connector>(*listener_,
@@ -136,7 +138,13 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
                                              options_.token,
                                              options_.epoch,
                                              config.connect_timeout_s);
-    plane_ = std::make_unique<TcpPlane>(*connector_, config.peer_timeout_s, config.spin_us);
+    TcpPlaneOptions plane;
+    plane.peer_timeout_s = config.peer_timeout_s;
+    plane.spin_us = config.spin_us;
+    plane.stall_fail_s = config.stall_fail_s;
+    plane.host_of = options_.host_of;
+    plane.connect_timeout_s = config.connect_timeout_s;
+    plane_ = std::make_unique<TcpPlane>(*connector_, plane);
     context.connector = connector_.get();
   }
   try {

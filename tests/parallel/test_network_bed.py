@@ -375,3 +375,27 @@ def test_an_interface_that_leads_nowhere_is_an_error_of_all_that_lists_addresses
     assert said.count(f"BootstrapError: [bootstrap] {text}") == 2, said
     assert listed in said
     assert re.search(r"\bset (AIACC_IFACE|it)\b", said)
+
+
+_SUMS = """
+import numpy as np
+import aiacc.array as hvd
+hvd.init()
+sums = [float(hvd.allreduce(np.ones(3), op=hvd.Sum)[0]) for _ in range(20)]
+print(f"rank {hvd.rank()} of {hvd.local_size()} here: {sums == [8.0] * 20}", flush=True)
+hvd.barrier()
+hvd.shutdown()
+"""
+
+
+def test_ranks_in_eight_containers_of_one_machine_agree_over_sockets(name, tmp_path):
+    """Each has a network of its own, so none can give another its memory; one line says so."""
+    enter = 'hostname pod; export AIACC_LOCAL_SIZE=8 AIACC_LOCAL_RANK=$AIACC_RANK; exec "$@"'
+    command = ["sh", "-c", enter, "sh", sys.executable, "-c", _SUMS]
+    with bed_for(Spec(name, hosts=8)) as bed:
+        code, said = _launch(bed, "explicit", tmp_path, command, 1, {})
+    assert code == 0, said
+    assert sorted(re.findall(r"rank \d of 8 here: True", said)) == [
+        f"rank {rank} of 8 here: True" for rank in range(8)
+    ]
+    assert said.count("[control] the ranks of this host agree over sockets: ") == 1

@@ -14,6 +14,12 @@ from pathlib import Path
 _LISTENERS = 1
 
 
+#: Ranks of a host, if there are so many.
+PER_HOST = 8
+#: By which the loop thread of a rank is woken, if it shares its host.
+_BELLS = 1
+
+
 def partners(rank: int, size: int) -> int:
     """Ranks that one exchanges with in recursive doubling, of ``size``."""
     power = 1 << (size.bit_length() - 1)
@@ -28,15 +34,17 @@ def engine_sockets(rank: int, size: int, lanes: int, *, exchanged: bool) -> int:
 
 
 def sockets(rank: int, size: int, lanes: int, *, exchanged: bool) -> int:
-    """Sockets of a rank of a job with engine `tcp` and no process sets."""
-    return (
-        _LISTENERS + partners(rank, size) + engine_sockets(rank, size, lanes, exchanged=exchanged)
-    )
+    """Sockets of a rank of a job with engine `tcp`, no process sets, and 8 ranks on each host."""
+    host, local = divmod(rank, PER_HOST)
+    # To the others of the host and to other hosts; or to the rank that speaks for this one.
+    others = min(size, PER_HOST) - 1 + partners(host, -(-size // PER_HOST))
+    engine = engine_sockets(rank, size, lanes, exchanged=exchanged)
+    return _LISTENERS + _BELLS + 2 * (1 if local else others) + engine
 
 
 def threads(lanes: int, *, sets: bool) -> int:
-    """Threads of a rank: background, lanes, express lane, and the one that connects sets."""
-    return 1 + lanes + 1 + sets
+    """Threads of a rank: loop, heartbeats, lanes, express lane, and the one that connects sets."""
+    return 2 + lanes + 1 + sets
 
 
 def memory_kib(lanes: int, *, sets: int) -> int:

@@ -8,15 +8,20 @@ namespace aiacc {
 InProcessPlane::InProcessPlane(std::shared_ptr<InProcessHub> hub, int rank)
     : hub_(std::move(hub)), rank_(rank) {}
 
-void InProcessPlane::all_reduce(Bytes& message, const Combine& combine) {
+void InProcessPlane::all_reduce(Bytes& message, const Combine& combine, Runner) {
   std::unique_lock lock(hub_->mutex_);
   throw_if_over();
+  if (hub_->size_ == 1) {
+    ++joined_;
+    return;
+  }
   const std::uint64_t round = hub_->round_;
   hub_->shares_[static_cast<std::size_t>(rank_)] = std::move(message);
   if (++hub_->arrived_ == hub_->size_) {
     hub_->result_ = std::move(*hub_->shares_[0]);
     for (int r = 1; r < hub_->size_; ++r) {
-      combine(hub_->result_, *hub_->shares_[static_cast<std::size_t>(r)], {r, r});
+      const auto index = static_cast<std::size_t>(r);
+      combine(hub_->result_, *hub_->shares_[index], hub_->blocks_[index]);
     }
     hub_->left_ = hub_->size_;
     ++hub_->round_;
@@ -43,10 +48,6 @@ void InProcessPlane::all_reduce(Bytes& message, const Combine& combine) {
 void InProcessPlane::service() {
   const std::lock_guard lock(hub_->mutex_);
   throw_if_over();
-  if (is_pending()) {
-    noticed_ = joined_ + 1;
-    noticed_shares_ = hub_->arrived_;
-  }
 }
 
 bool InProcessPlane::round_pending() const {
@@ -69,16 +70,13 @@ bool InProcessPlane::is_noticed() const {
   return noticed_ == joined_ + 1 && noticed_shares_ == hub_->arrived_;
 }
 
-void InProcessPlane::sleep(Clock::time_point deadline, bool progressing) {
+bool InProcessPlane::wait(Clock::time_point deadline) {
   std::unique_lock lock(hub_->mutex_);
-  while (!woken_ && !hub_->aborted_ && !interrupted_) {
-    const bool sees_messages = progressing || !claimed_;
-    if (sees_messages && is_pending() && !is_noticed()) {
-      return;
-    }
-    auto until = sees_messages ? std::min(deadline, timer_) : deadline;
-    until = progressing ? until : std::min(until, grace_);
-    if (until <= Clock::now()) {
+  bool called = false;
+  while (!called) {
+    called = woken_ || hub_->aborted_ || interrupted_ || (is_pending() && !is_noticed());
+    const auto until = std::min(deadline, timer_);
+    if (called || until <= Clock::now()) {
       break;
     }
     if (until == Clock::time_point::max()) {
@@ -87,24 +85,13 @@ void InProcessPlane::sleep(Clock::time_point deadline, bool progressing) {
       hub_->changed_.wait_until(lock, until);
     }
   }
-  if (!progressing && grace_ <= Clock::now()) {
-    grace_ = Clock::time_point::max();
-  }
-}
-
-void InProcessPlane::wait(Clock::time_point deadline) { sleep(deadline, false); }
-
-void InProcessPlane::wait_claimed(Clock::time_point deadline) {
-  sleep(deadline, true);
-  take_wakes();
-}
-
-void InProcessPlane::take_wakes() noexcept {
-  const std::lock_guard lock(hub_->mutex_);
   woken_ = false;
   if (timer_ <= Clock::now()) {
     timer_ = Clock::time_point::max();
   }
+  noticed_ = is_pending() ? joined_ + 1 : 0;
+  noticed_shares_ = hub_->arrived_;
+  return called;
 }
 
 void InProcessPlane::wake() noexcept {
@@ -117,25 +104,6 @@ void InProcessPlane::wake_at(Clock::time_point deadline) noexcept {
   const std::lock_guard lock(hub_->mutex_);
   timer_ = std::min(timer_, deadline);
   hub_->changed_.notify_all();
-}
-
-void InProcessPlane::claim() {
-  const std::lock_guard lock(hub_->mutex_);
-  claimed_ = true;
-}
-
-void InProcessPlane::unclaim() noexcept {
-  const std::lock_guard lock(hub_->mutex_);
-  claimed_ = false;
-  hub_->changed_.notify_all();
-}
-
-void InProcessPlane::unclaim_after(std::chrono::microseconds grace) noexcept {
-  const std::lock_guard lock(hub_->mutex_);
-  if (grace_ == Clock::time_point::max()) {
-    grace_ = Clock::now() + grace;
-    hub_->changed_.notify_all();
-  }
 }
 
 void InProcessPlane::interrupt(const Status& status) noexcept {

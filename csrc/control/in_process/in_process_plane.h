@@ -14,7 +14,11 @@ namespace aiacc {
 /// What the ranks of one process share: create one, give it to every InProcessPlane.
 class InProcessHub {
  public:
-  explicit InProcessHub(int size) : size_(size), shares_(static_cast<std::size_t>(size)) {}
+  explicit InProcessHub(int size) : size_(size), shares_(static_cast<std::size_t>(size)) {
+    for (int rank = 0; rank < size; ++rank) {
+      blocks_.emplace_back(std::vector<int>{rank});
+    }
+  }
 
  private:
   friend class InProcessPlane;
@@ -25,6 +29,7 @@ class InProcessHub {
   int left_ = 0;
   std::uint64_t round_ = 0;
   std::vector<std::optional<Bytes>> shares_;
+  std::vector<RankBlock> blocks_;  ///< by rank
   Bytes result_;
   std::optional<Status> aborted_;
 };
@@ -36,19 +41,15 @@ class InProcessPlane : public ControlPlane {
 
   int rank() const override { return rank_; }
   int size() const override { return hub_->size_; }
-  void all_reduce(Bytes& message, const Combine& combine) override;
+  void all_reduce(Bytes& message, const Combine& combine, Runner runner) override;
+  bool lets_callers_run() const override { return true; }
   void service() override;
   bool round_pending() const override;
   std::uint32_t pending_flags() const override;
-  void wait(Clock::time_point deadline) override;
+  bool wait(Clock::time_point deadline) override;
   void wake() noexcept override;
   void wake_at(Clock::time_point deadline) noexcept override;
-  void claim() override;
-  void unclaim() noexcept override;
-  void unclaim_after(std::chrono::microseconds grace) noexcept override;
-  void wait_claimed(Clock::time_point deadline) override;
-  void take_wakes() noexcept override;
-  void check_peers() override {}
+  void watch_peers() override {}
   void interrupt(const Status& status) noexcept override;
   void abort(const Status& status) noexcept override;
   std::uint64_t rounds() const override;
@@ -58,17 +59,14 @@ class InProcessPlane : public ControlPlane {
   void throw_if_over() const;
   bool is_pending() const;
   bool is_noticed() const;
-  void sleep(Clock::time_point deadline, bool progressing);
 
   std::shared_ptr<InProcessHub> hub_;
   int rank_;
   std::uint64_t joined_ = 0;   ///< rounds this rank has completed
-  std::uint64_t noticed_ = 0;  ///< number of the last round that `service` has seen pending
+  std::uint64_t noticed_ = 0;  ///< the round that the last `wait` has seen pending, from 1
   int noticed_shares_ = 0;     ///< how many ranks had joined it by then
   bool woken_ = false;
-  bool claimed_ = false;
   Clock::time_point timer_ = Clock::time_point::max();
-  Clock::time_point grace_ = Clock::time_point::max();
   std::optional<Status> interrupted_;
 };
 

@@ -29,7 +29,8 @@ enum class ChannelKind : std::uint8_t {
   kProbe = 5,
   kIds = 6,
   kMemory = 7,
-  kMessages = 8
+  kMessages = 8,
+  kHeartbeat = 9
 };
 
 /// One wanted connection: `connect` is true on exactly one of its two ends.

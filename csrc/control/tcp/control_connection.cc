@@ -13,11 +13,6 @@ namespace {
 /// and of the next.
 constexpr std::size_t kMostRounds = 16;
 
-/// In looks. A peer is asked after so much silence, and lost so long after that; the rest of the
-/// time limit is for looks that come late.
-constexpr int kSilentLooks = 2;
-constexpr int kPatientLooks = 26;
-
 /// Of a message that comes, as slow as it may be.
 constexpr std::size_t kBytesPerTimeout = std::size_t{256} << 10;
 
@@ -49,7 +44,6 @@ bool ControlConnection::send_some() {
   if (!flushed()) {
     const std::size_t sent = socket_.send_some(outbox_.data() + out_, outbox_.size() - out_, name_);
     out_ += sent;
-    taken_ += sent;
   }
   return flushed();
 }
@@ -64,10 +58,8 @@ bool ControlConnection::receive_some(std::vector<std::uint8_t>& buffer) {
   if (got == 0) {
     return false;
   }
-  heard_ = Clock::now();
-  asked_ = {};
   if (decoder_.feed(buffer.data(), got, arrived_) || begun_ == Clock::time_point{}) {
-    begun_ = heard_;
+    begun_ = Clock::now();
   }
   if (decoder_.begun() == 0) {
     begun_ = {};
@@ -126,36 +118,13 @@ bool ControlConnection::take_round(std::uint32_t round, std::uint8_t stage, Byte
   return true;
 }
 
-bool ControlConnection::ping_due(Clock::time_point now,
-                                 bool absent,
-                                 std::chrono::nanoseconds timeout) {
-  const auto look = timeout / kLooksPerTimeout;
-  if (absent) {
-    asked_ = {};
-    begun_ = begun_ == Clock::time_point{} ? begun_ : now;
-  }
-  check_frame(now, timeout);
-  if (asked_ == Clock::time_point{}) {
-    const bool due = now - heard_ >= kSilentLooks * look;
-    asked_ = due ? now : asked_;
-    return due;
-  }
-  if (moves_bytes()) {
-    asked_ = now;
-  }
-  if (now - asked_ >= kPatientLooks * look) {
-    throw Error(Code::kPeerLost,
-                "[control] " + name_ + " has not answered within " + seconds_text(timeout) +
-                    " s (AIACC_PEER_TIMEOUT_S): it is frozen or its link is down");
-  }
-  return false;
-}
-
-/// What comes is no answer while it may all be a part of one frame, so that has a limit as well.
-void ControlConnection::check_frame(Clock::time_point now, std::chrono::nanoseconds timeout) const {
+void ControlConnection::check_frame(Clock::time_point now,
+                                    bool absent,
+                                    std::chrono::nanoseconds timeout) {
   if (begun_ == Clock::time_point{}) {
     return;
   }
+  begun_ = absent ? now : begun_;
   const std::size_t bytes = decoder_.announced();
   if (now - begun_ >= timeout * static_cast<int>(1 + bytes / kBytesPerTimeout)) {
     throw Error(Code::kPeerLost,
@@ -164,16 +133,6 @@ void ControlConnection::check_frame(Clock::time_point now, std::chrono::nanoseco
                     seconds_text(now - begun_) +
                     " s (AIACC_PEER_TIMEOUT_S); the connection cannot be trusted");
   }
-}
-
-/// Whether bytes that are before the question have arrived there since the last look: the answer
-/// cannot come sooner than they do.
-bool ControlConnection::moves_bytes() {
-  const std::uint64_t on_the_way = socket_.unacknowledged();
-  const std::uint64_t there = taken_ - std::min(taken_, on_the_way);
-  const bool moved = there != arrived_there_;
-  arrived_there_ = there;
-  return moved && (on_the_way > 0 || !flushed());
 }
 
 }  // namespace aiacc

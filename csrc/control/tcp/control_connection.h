@@ -10,8 +10,8 @@
 
 namespace aiacc {
 
-/// A connection of the control mesh: frames on their way in both directions, and whether the peer
-/// lives. Knows nothing of the others.
+/// A connection of the control mesh: frames on their way in both directions. Knows nothing of the
+/// others.
 class ControlConnection {
  public:
   ControlConnection(int peer, Socket connected);
@@ -44,32 +44,23 @@ class ControlConnection {
   /// Moves the share of this stage to `payload` if it has come.
   bool take_round(std::uint32_t round, std::uint8_t stage, Bytes& payload);
 
-  /// At a look at time `now`: whether a ping is due. Throws Error(kPeerLost) if the last was not
-  /// answered within `timeout`, or a frame does not come to its end. `absent`: nobody has looked
-  /// for long, so that silence says nothing.
-  bool ping_due(Clock::time_point now, bool absent, std::chrono::nanoseconds timeout);
+  /// Throws Error(kPeerLost) if a frame has begun and does not come to its end within `timeout`.
+  /// `absent`: nobody has looked for long, so that it counts from now.
+  void check_frame(Clock::time_point now, bool absent, std::chrono::nanoseconds timeout);
 
   bool wants_room = false;  ///< whether the poller tells when the connection takes more
-  bool pong_due = false;    ///< for pings that came
   bool left = false;        ///< the peer ended the job in order; nothing follows
 
  private:
-  bool moves_bytes();
-  void check_frame(Clock::time_point now, std::chrono::nanoseconds timeout) const;
-
   const int rank_;
   const std::string name_;
   Socket socket_;
   FrameDecoder decoder_;
   RecyclingQueue<Frame> arrived_;  ///< decoded, not looked at
   RecyclingQueue<Frame> rounds_;   ///< kRound and kJoin frames in order of arrival
-  Clock::time_point heard_ = Clock::now();
-  Clock::time_point asked_{};        ///< when an unanswered ping was sent, or zero
-  Clock::time_point begun_{};        ///< when the frame began that is not complete, or zero
-  Bytes outbox_;                     ///< encoded frames, each to be sent to its end before the next
-  std::size_t out_ = 0;              ///< bytes of `outbox_` that the connection has taken
-  std::uint64_t taken_ = 0;          ///< the same, of all frames so far
-  std::uint64_t arrived_there_ = 0;  ///< of these, when last looked at
+  Clock::time_point begun_{};      ///< when the frame began that is not complete, or zero
+  Bytes outbox_;                   ///< encoded frames, each to be sent to its end before the next
+  std::size_t out_ = 0;            ///< bytes of `outbox_` that the connection has taken
 };
 
 }  // namespace aiacc

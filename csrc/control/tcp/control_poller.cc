@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 
 #include "csrc/base/error.h"
@@ -13,23 +14,12 @@
 namespace aiacc {
 namespace {
 
-void watch(int epoll, int fd) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.fd = fd;
-  if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
-    throw system_error(Code::kInternal, "[control] epoll_ctl", errno);
+int make_epoll() {
+  const int epoll = epoll_create1(EPOLL_CLOEXEC);
+  if (epoll < 0) {
+    throw system_error(Code::kEngine, "[control] epoll", errno);
   }
-}
-
-void sleep_on(int epoll, Clock::time_point deadline) {
-  int timeout_ms = -1;
-  if (deadline != Clock::time_point::max()) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    timeout_ms = static_cast<int>(std::clamp<long long>(left, 0, 3'600'000));
-  }
-  epoll_event events[4];
-  epoll_wait(epoll, events, 4, timeout_ms);
+  return epoll;
 }
 
 }  // namespace
@@ -64,83 +54,44 @@ void Alarm::clear() noexcept {
   }
 }
 
-ControlPoller::ControlPoller()
-    : inner_(epoll_create1(EPOLL_CLOEXEC)), outer_(epoll_create1(EPOLL_CLOEXEC)) {
-  if (inner_ < 0 || outer_ < 0) {
-    const int error = errno;
-    close_descriptors();
-    throw system_error(Code::kEngine, "[control] epoll", error);
-  }
-  watch(inner_, event_.fd());
-  watch(inner_, timer_.fd());
-  watch(outer_, inner_);
-  watch(outer_, grace_timer_.fd());
-  watch(outer_, event_.fd());
+ControlPoller::ControlPoller() : epoll_(make_epoll()) {
+  add(event_.fd());
+  add(timer_.fd());
 }
 
-ControlPoller::~ControlPoller() { close_descriptors(); }
+ControlPoller::~ControlPoller() { close(epoll_); }
 
-void ControlPoller::close_descriptors() noexcept {
-  for (const int fd : {inner_, outer_}) {
-    if (fd >= 0) {
-      close(fd);
-    }
+void ControlPoller::add(int descriptor) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = descriptor;
+  if (epoll_ctl(epoll_, EPOLL_CTL_ADD, descriptor, &event) != 0) {
+    throw system_error(Code::kInternal, "[control] epoll_ctl", errno);
   }
 }
 
-void ControlPoller::add(int socket) { watch(inner_, socket); }
-
-void ControlPoller::remove(int socket) noexcept {
-  epoll_ctl(inner_, EPOLL_CTL_DEL, socket, nullptr);
+void ControlPoller::remove(int descriptor) noexcept {
+  epoll_ctl(epoll_, EPOLL_CTL_DEL, descriptor, nullptr);
 }
 
 void ControlPoller::want_room(int socket, bool wanted) noexcept {
   epoll_event event{};
   event.events = EPOLLIN | (wanted ? EPOLLOUT : 0U);
   event.data.fd = socket;
-  epoll_ctl(inner_, EPOLL_CTL_MOD, socket, &event);
+  epoll_ctl(epoll_, EPOLL_CTL_MOD, socket, &event);
 }
 
-void ControlPoller::wait(Clock::time_point deadline) {
-  sleep_on(outer_, deadline);
-  grace_timer_.clear();
-}
-
-void ControlPoller::wait_claimed(Clock::time_point deadline) {
-  sleep_on(inner_, deadline);
-  take_wakes();
-}
-
-void ControlPoller::take_wakes() noexcept {
-  event_.clear();
+bool ControlPoller::wait(Clock::time_point deadline) {
+  int timeout_ms = -1;
+  if (deadline != Clock::time_point::max()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    timeout_ms = static_cast<int>(std::clamp<long long>(left, 0, 3'600'000));
+  }
+  epoll_event events[4];
+  const int ready = epoll_wait(epoll_, events, 4, timeout_ms);
+  const bool woken = event_.clear();  // perhaps by a wake-up that came after the sleep
   timer_.clear();
-}
-
-void ControlPoller::wake_at(Clock::time_point deadline) noexcept { timer_.set(deadline); }
-
-void ControlPoller::watch_inner(bool enabled) noexcept {
-  epoll_event event{};
-  event.events = enabled ? EPOLLIN : 0U;
-  event.data.fd = inner_;
-  epoll_ctl(outer_, EPOLL_CTL_MOD, inner_, &event);
-}
-
-void ControlPoller::claim() {
-  if (!claimed_) {
-    claimed_ = true;
-    watch_inner(false);
-  }
-}
-
-void ControlPoller::unclaim() noexcept {
-  if (claimed_) {
-    claimed_ = false;
-    watch_inner(true);
-  }
-}
-
-void ControlPoller::unclaim_after(std::chrono::microseconds grace) noexcept {
-  grace_timer_.set(Clock::now() + grace);
+  return woken || ready > 1 || (ready == 1 && events[0].data.fd != timer_.fd());
 }
 
 }  // namespace aiacc

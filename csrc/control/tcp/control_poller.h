@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <mutex>
 
 #include "csrc/base/event.h"
@@ -29,7 +28,7 @@ class Alarm {
   Clock::time_point time_ = Clock::time_point::max();  ///< max: not set
 };
 
-/// What the threads of a control plane sleep on: its connections, an event and two timers.
+/// What the loop thread of a control plane sleeps on: its connections, an event and a timer.
 /// Functions named as those of ControlPlane do what it says there.
 class ControlPoller {
  public:
@@ -38,31 +37,20 @@ class ControlPoller {
   ControlPoller(const ControlPoller&) = delete;
   ControlPoller& operator=(const ControlPoller&) = delete;
 
-  /// From now on sleeps end when this connection has something to read.
-  void add(int socket);
-  void remove(int socket) noexcept;
+  /// From now on sleeps end when this descriptor has something to read.
+  void add(int descriptor);
+  void remove(int descriptor) noexcept;
   /// Whether they also end when it takes more.
   void want_room(int socket, bool wanted) noexcept;
 
-  void wait(Clock::time_point deadline);
-  void wait_claimed(Clock::time_point deadline);
-  void take_wakes() noexcept;
+  bool wait(Clock::time_point deadline);
   void wake() noexcept { event_.set(); }
-  void wake_at(Clock::time_point deadline) noexcept;
-  void claim();
-  void unclaim() noexcept;
-  void unclaim_after(std::chrono::microseconds grace) noexcept;
+  void wake_at(Clock::time_point deadline) noexcept { timer_.set(deadline); }
 
  private:
-  void close_descriptors() noexcept;
-  void watch_inner(bool enabled) noexcept;
-
   Event event_;
   Alarm timer_;
-  Alarm grace_timer_;
-  bool claimed_ = false;
-  int inner_;  ///< epoll over connections, event and timer: what a progress thread sleeps on
-  int outer_;  ///< epoll over event, grace timer and, unless claimed, `inner_`: for `wait`
+  const int epoll_;
 };
 
 }  // namespace aiacc

@@ -11,11 +11,8 @@ namespace aiacc {
 
 enum class FrameType : std::uint8_t {
   kRound = 1,  ///< a rank's share of round `round`, doubling stage `stage`
-  kJoin = 2,   ///< round `round` has started, with these flags: send your share (to a rank beyond
-               ///< the power of two)
-  kPing = 3,
-  kPong = 4,
-  kAbort = 5,  ///< the job ends; payload is a code and a text
+  kJoin = 2,   ///< round `round` has started, with these flags: fold your share in
+  kAbort = 3,  ///< the job ends; payload is a code and a text
 };
 
 struct Frame {

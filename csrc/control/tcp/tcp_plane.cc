@@ -5,13 +5,12 @@
 #include <algorithm>
 
 #include "csrc/base/error.h"
+#include "csrc/base/log.h"
 #include "csrc/base/tcp_info.h"
 
 namespace aiacc {
 namespace {
 
-constexpr std::uint8_t kFoldIn = 254;
-constexpr std::uint8_t kResult = 255;
 constexpr std::size_t kReadBytes = 64 << 10;
 /// For telling all peers of an abort. Sockets have room for it, unless a peer does not read, or is
 /// in the middle of a long frame: so long after the last bytes that a peer took.
@@ -22,37 +21,83 @@ constexpr int kAbsentLooks = 8;
 
 }  // namespace
 
-TcpPlane::TcpPlane(Connector& connector, double peer_timeout_s, double spin_us)
+/// Once the other constructor is through, the destructor sees to it that others read the reason.
+TcpPlane::TcpPlane(Connector& connector, const TcpPlaneOptions& options)
+    : TcpPlane(connector, options, Unwatched()) {
+  try {
+    heartbeat_->start();
+  } catch (const Error& error) {
+    abort(reported_by(rank_, error.status()));
+    throw;
+  }
+}
+
+TcpPlane::TcpPlane(Connector& connector, const TcpPlaneOptions& options, Unwatched /*unused*/)
     : rank_(connector.rank()),
       size_(connector.size()),
-      plan_(DoublingPlan::of(rank_, size_)),
-      peer_timeout_(static_cast<long long>(peer_timeout_s * 1e9)),
-      spin_(std::chrono::nanoseconds(static_cast<long long>(spin_us * 1e3))),
+      hosts_(ranks_by_host(options.host_of, size_)),
+      plan_(DoublingPlan::of(rank_, hosts_)),
+      peer_timeout_(static_cast<long long>(options.peer_timeout_s * 1e9)),
+      spin_(std::chrono::nanoseconds(static_cast<long long>(options.spin_us * 1e3))),
       read_buffer_(kReadBytes) {
-  std::vector<int> partners = plan_.stages;
-  for (const int other : {plan_.extra, plan_.proxy}) {
-    if (other >= 0) {
-      partners.push_back(other);
+  const std::vector<int> partners = plan_.partners();
+  std::vector<ChannelSpec> specs;
+  for (const ChannelKind kind : {ChannelKind::kControl, ChannelKind::kHeartbeat}) {
+    for (const int partner : partners) {
+      specs.push_back({partner, kind, 0, partner < rank_});
     }
   }
-  std::vector<ChannelSpec> specs;
-  specs.reserve(partners.size());
-  for (const int partner : partners) {
-    specs.push_back({partner, ChannelKind::kControl, 0, partner < rank_});
-  }
   std::vector<Socket> sockets = connector.establish(specs);
+  std::vector<Heartbeat::Link> links;
   for (std::size_t i = 0; i < partners.size(); ++i) {
     peers_.push_back(std::make_unique<ControlConnection>(partners[i], std::move(sockets[i])));
+    links.push_back({partners[i], std::move(sockets[partners.size() + i])});
   }
   full_.reserve(peers_.size());
   for (const auto& peer : peers_) {
     poller_.add(peer->fd());
   }
+  page_ = meet_in_memory(connector, options);
+  if (page_ != nullptr) {
+    poller_.add(page_->bell());
+  }
+  heartbeat_ = std::make_unique<Heartbeat>(
+      std::move(links), options.peer_timeout_s, options.stall_fail_s, [this](const Status& status) {
+        interrupt(status);
+      });
+}
+
+/// Null where the host has no other rank, or one of its ranks cannot share memory.
+std::unique_ptr<HostPage> TcpPlane::meet_in_memory(Connector& connector,
+                                                   const TcpPlaneOptions& options) {
+  for (const std::vector<int>& ranks : hosts_) {
+    if (std::binary_search(ranks.begin(), ranks.end(), rank_)) {
+      mates_ = ranks;
+    }
+  }
+  for (const int rank : mates_) {
+    mate_blocks_.emplace_back(std::vector<int>{rank});
+  }
+  if (mates_.size() == 1) {
+    return nullptr;
+  }
+  try {
+    return std::make_unique<HostPage>(connector, mates_, options.connect_timeout_s);
+  } catch (const Error& error) {
+    if (error.code() != Code::kEngine) {
+      throw;
+    }
+    if (rank_ == mates_.front()) {
+      AIACC_LOG(kInfo) << "[control] the ranks of this host agree over sockets: " << error.what();
+    }
+    return nullptr;
+  }
 }
 
 TcpPlane::~TcpPlane() {
+  heartbeat_.reset();
   // Closing with unread bytes resets the connection and may destroy what the peer has not read
-  // yet: read until it closes too. A live peer's background thread answers an abort at once.
+  // yet: read until it closes too. A live peer's loop thread answers an abort at once.
   const auto deadline = Clock::now() + std::chrono::milliseconds(500);
   for (const auto& peer : peers_) {
     ::shutdown(peer->fd(), SHUT_WR);
@@ -68,57 +113,6 @@ TcpPlane::~TcpPlane() {
     } catch (const Error&) {
       // Closed on the other side as well: done.
     }
-  }
-}
-
-void TcpPlane::all_reduce(Bytes& message, const Combine& combine) {
-  throw_if_interrupted();
-  if (plan_.proxy >= 0) {
-    ControlConnection& proxy = peer_of(plan_.proxy);
-    send(proxy, FrameType::kRound, kFoldIn, message);
-    message = receive(proxy, kResult);
-  } else {
-    if (plan_.extra >= 0) {
-      ControlConnection& extra = peer_of(plan_.extra);
-      read_from(extra);
-      if (!extra.has_rounds()) {
-        const auto flags_end = std::min(message.size(), sizeof(std::uint32_t));
-        send(extra,
-             FrameType::kJoin,
-             0,
-             {message.begin(), message.begin() + static_cast<std::ptrdiff_t>(flags_end)});
-      }
-      take_share(extra, kFoldIn, {extra.rank(), extra.rank()}, message, combine);
-    }
-    for (std::size_t k = 0; k < plan_.stages.size(); ++k) {
-      ControlConnection& partner = *peers_[k];
-      send(partner, FrameType::kRound, static_cast<std::uint8_t>(k), message);
-      take_share(partner, static_cast<std::uint8_t>(k), plan_.blocks[k], message, combine);
-    }
-    if (plan_.extra >= 0) {
-      send(peer_of(plan_.extra), FrameType::kRound, kResult, message);
-    }
-  }
-  ++round_;
-  rounds_.fetch_add(1, std::memory_order_relaxed);
-}
-
-/// What is wrong with the share of a peer is said with its rank.
-void TcpPlane::take_share(ControlConnection& peer,
-                          std::uint8_t stage,
-                          const RankBlock& from,
-                          Bytes& message,
-                          const Combine& combine) {
-  const Bytes& share = receive(peer, stage);
-  try {
-    combine(message, share, from);
-  } catch (const Error& error) {
-    throw Error(error.code(),
-                "[control] " + peer.name() +
-                    (error.code() == Code::kPeerLost
-                         ? " cannot be trusted: "
-                         : " and rank " + std::to_string(rank_) + " do not fit together: ") +
-                    error.what());
   }
 }
 
@@ -148,8 +142,10 @@ double TcpPlane::round_trip_s() const {
 }
 
 bool TcpPlane::round_pending() const {
-  return std::any_of(
-      peers_.begin(), peers_.end(), [this](const auto& peer) { return peer->has_round(round_); });
+  return (page_ != nullptr && page_->shares(rounds()) > 0) ||
+         std::any_of(peers_.begin(), peers_.end(), [this](const auto& peer) {
+           return peer->has_round(round_);
+         });
 }
 
 std::uint32_t TcpPlane::pending_flags() const {
@@ -157,7 +153,30 @@ std::uint32_t TcpPlane::pending_flags() const {
   for (const auto& peer : peers_) {
     flags |= peer->round_flags(round_);
   }
-  return flags;
+  return page_ == nullptr ? flags : flags | page_->flags(rounds());
+}
+
+/// What a page shows stays there: what was seen of it before ends no sleep.
+bool TcpPlane::wait(Clock::time_point deadline) {
+  if (page_ == nullptr) {
+    return poller_.wait(deadline);
+  }
+  page_->loop_sleeps(true);
+  const auto shown = [this] { return std::pair(rounds(), page_->shares(rounds())); };
+  const auto now = shown();
+  const bool called = (now.second > 0 && now != seen_) || poller_.wait(deadline);
+  page_->loop_sleeps(false);
+  if (called) {
+    page_->clear_bell();
+    seen_ = shown();
+  }
+  return called;
+}
+
+void TcpPlane::nudge() noexcept {
+  if (page_ != nullptr) {
+    page_->nudge();
+  }
 }
 
 ControlConnection& TcpPlane::peer_of(int rank) {
@@ -167,23 +186,6 @@ ControlConnection& TcpPlane::peer_of(int rank) {
     }
   }
   throw Error(Code::kInternal, "[control] no connection to rank " + std::to_string(rank));
-}
-
-/// A share of the round: returns when the connection has taken it, or who was to have it has left.
-/// Then that rank has finished the round, and what it gave to it is here or on its way; or it left
-/// in the middle of it, which `receive` notices.
-void TcpPlane::send(ControlConnection& peer,
-                    FrameType type,
-                    std::uint8_t stage,
-                    const Bytes& payload) {
-  if (peer.left) {
-    return;
-  }
-  post(peer, type, stage, payload);
-  for (const auto start = Clock::now(); !peer.flushed() && !peer.left;) {
-    // Both ends may be sending more than the buffers hold, and others want answers: keep reading.
-    wait_in_round(start);
-  }
 }
 
 /// Puts a frame behind those that are on their way, and sends what the connection takes now.
@@ -220,57 +222,13 @@ void TcpPlane::flush(ControlConnection& peer) {
     peer.clear_outbox();
   }
   want_room(peer, !peer.flushed());
-  answer_pings(peer);
 }
 
-/// Whether the progress thread's sleep ends when the connection takes more.
+/// Whether the loop thread's sleep ends when the connection takes more.
 void TcpPlane::want_room(ControlConnection& peer, bool wanted) {
   if (peer.wants_room != wanted && !peer.left) {
     peer.wants_room = wanted;
     poller_.want_room(peer.fd(), wanted);
-  }
-}
-
-void TcpPlane::answer_pings(ControlConnection& peer) {
-  if (peer.pong_due && !peer.left && peer.flushed()) {
-    peer.pong_due = false;  // One answers all that have come.
-    post(peer, FrameType::kPong, 0, {});
-  }
-}
-
-/// Sleeps until something has come or may go, and sees to it; looks after the peers at times.
-void TcpPlane::wait_in_round(Clock::time_point start) {
-  const auto look = peer_timeout_ / kLooksPerTimeout;
-  wait_claimed(Clock::now() + look);
-  read_all();
-  if (Clock::now() - std::max(start, looked_) >= look) {
-    check_peers();
-  }
-}
-
-/// Waits for this round's frame of `peer`; spins briefly, then sleeps and looks after the peers.
-const Bytes& TcpPlane::receive(ControlConnection& peer, std::uint8_t stage) {
-  const auto start = Clock::now();
-  spin_.begin();
-  while (true) {
-    // What has come counts, also when its sender is gone by now.
-    bool there = peer.take_round(round_, stage, received_);
-    if (!there) {
-      read_from(peer);
-      there = peer.take_round(round_, stage, received_);
-    }
-    if (there) {
-      spin_.end();
-      return received_;
-    }
-    if (peer.left) {
-      throw Error(leaving_);
-    }
-    throw_if_interrupted();
-    if (spin_.again()) {
-      continue;
-    }
-    wait_in_round(start);
   }
 }
 
@@ -288,16 +246,12 @@ bool TcpPlane::read_from(ControlConnection& peer) {
     throw;
   }
   take_notices(peer);
-  // After all that has come: who asked may have given the reason for its end since.
-  answer_pings(peer);
   return true;
 }
 
 void TcpPlane::take_notices(ControlConnection& peer) {
   while (peer.next_notice(notice_)) {
-    if (notice_.type == FrameType::kPing) {
-      peer.pong_due = true;
-    } else if (notice_.type == FrameType::kAbort) {
+    if (notice_.type == FrameType::kAbort) {
       const Status status = decode_status(notice_.payload, peer.name());
       if (status.code() != Code::kShutdown) {
         throw Error(status);
@@ -311,14 +265,21 @@ void TcpPlane::take_notices(ControlConnection& peer) {
   }
 }
 
-void TcpPlane::check_peers() {
+void TcpPlane::has_share(bool has) noexcept {
+  if (page_ != nullptr) {
+    page_->has_share(has);
+  }
+}
+
+void TcpPlane::watch_peers() {
   const auto look = peer_timeout_ / kLooksPerTimeout;
   const auto now = Clock::now();
   const bool absent = now - looked_ >= kAbsentLooks * look;
   looked_ = now;
+  heartbeat_->watch();
   for (const auto& peer : peers_) {
-    if (!peer->left && peer->ping_due(now, absent, peer_timeout_)) {
-      post(*peer, FrameType::kPing, 0, {});  // behind what is on its way
+    if (!peer->left) {
+      peer->check_frame(now, absent, peer_timeout_);
     }
   }
 }
@@ -333,6 +294,7 @@ void TcpPlane::interrupt(const Status& status) noexcept {
     interrupted_.store(true, std::memory_order_release);
   }
   poller_.wake();
+  nudge();
 }
 
 void TcpPlane::throw_if_interrupted() const {

@@ -27,7 +27,7 @@ namespace aiacc {
 
 /// From negotiated response to result: plans units and queues them on lanes.
 ///
-/// Threads: the progress thread's, except where it says so.
+/// Threads: the loop thread's, except where it says so.
 ///
 /// Order: units of all process sets run on the same lanes, in the order of their responses, which
 /// is the same on all ranks. The lane of a unit follows from what its set alone has agreed on and
@@ -66,7 +66,7 @@ class Dispatcher {
     return throughput_.suggest(parameters);
   }
 
-  /// What runs the units: for callers that help, and for those who look after them.
+  /// What runs the units: for a caller that is alone, and for those who look after them.
   Lanes& lanes() { return lanes_; }
 
   /// What the lanes are at, those with work, and, as one more lane, the GPUs, where units end in
@@ -129,7 +129,7 @@ class Dispatcher {
   const DeviceExecutor::Finished finished_unit_;
   std::unordered_map<std::uint32_t, Numbering> numbering_;  ///< by process set
 
-  // Scratch of the progress thread, kept for its memory.
+  // Scratch of the loop thread, kept for its memory.
   std::uint64_t plans_ = 0;                  ///< so far; equal on all ranks
   std::vector<Operation*> moving_;           ///< to be planned
   std::vector<Operation*> finished_;         ///< nothing moves

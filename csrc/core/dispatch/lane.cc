@@ -36,14 +36,6 @@ void Lane::push(Unit& unit, bool notify) {
   }
 }
 
-void Lane::start() {
-  {
-    const std::lock_guard lock(mutex_);
-    notified_ = true;
-  }
-  work_.notify_one();
-}
-
 void Lane::help(const Operation& operation) {
   std::unique_lock lock(mutex_);
   if (running_) {

@@ -18,8 +18,8 @@ namespace aiacc {
 
 /// One of the K concurrent lanes: a queue of units, executed one at a time in order.
 ///
-/// Threads: `push` is the progress thread's. Units are run by the lane's own worker thread, or by a
-/// thread that waits for a result anyway and calls `help`: never by two at once.
+/// Threads: `push` is the loop thread's. Units are run by the lane's own worker thread, or by a
+/// caller that is alone and calls `help`: never by two at once.
 class Lane {
  public:
   /// Runs a unit; must not throw. Called by whichever thread runs the lane. After the first false,
@@ -35,11 +35,8 @@ class Lane {
   Lane& operator=(const Lane&) = delete;
 
   /// Appends a unit, and swaps a finished one back so that its memory is reused. With `notify` the
-  /// worker starts on it at once; without, the caller must `help` or `start` before it waits for
-  /// anything.
+  /// worker starts on it at once; without, the caller must `help` before it waits for anything.
   void push(Unit& unit, bool notify);
-  /// Lets the worker run what is queued.
-  void start();
   /// Runs units in the calling thread for as long as the next one is of `operation`; what is left
   /// then is the worker's. Returns at once if another thread runs the lane. Whoever waits for the
   /// operation is not kept from its end, nor from signals for longer than one of its units takes.

@@ -26,14 +26,14 @@ class LaneThroughput {
   /// A unit took so long. Any thread, one at a time for each lane.
   void note(int lane, std::uint64_t bytes, Clock::duration taken);
 
-  /// Weights to propose to all ranks, or nothing. The progress thread's; cheap, allocates nothing.
+  /// Weights to propose to all ranks, or nothing. The loop thread's; cheap, allocates nothing.
   std::optional<LaneWeights> suggest(const Parameters& parameters);
 
  private:
   struct Lane {
     std::atomic<std::uint64_t> bytes{0};
     std::atomic<std::uint64_t> ran_ns{0};
-    // As they stood when the window began; the progress thread's.
+    // As they stood when the window began; the loop thread's.
     std::uint64_t bytes_before = 0;
     std::uint64_t ran_ns_before = 0;
     double sent_s_before = 0;

@@ -43,13 +43,6 @@ void Lanes::push(Unit& unit) {
   lane->push(unit, lane != kept_);
 }
 
-/// What is waited for may need these units first: on another rank, in another thread.
-void Lanes::start_kept() {
-  if (kept_ != nullptr) {
-    std::exchange(kept_, nullptr)->start();
-  }
-}
-
 Lane* Lanes::take_kept() {
   kept_for_ = nullptr;
   return std::exchange(kept_, nullptr);

@@ -27,19 +27,16 @@ class Lanes {
 
   Lanes(int numbered, const Run& run, const Prepare& prepare);
 
-  /// Gives a unit to the lane that it is planned for, and an old one back. The progress thread's.
+  /// Gives a unit to the lane that it is planned for, and an old one back. The runner's.
   void push(Unit& unit);
 
-  /// A caller that waits for `operation` runs a unit of it itself instead of waking a lane's
-  /// worker: until `take_kept`, the lane of the first one on the express lane, or of at most
-  /// `bytes`, is kept for it. Others may take long, and the caller has signals to look after. The
-  /// progress thread's, like the next two.
+  /// A caller whose operation is alone runs a unit of it itself instead of waking a lane's worker:
+  /// until `take_kept`, the lane of the first one on the express lane, or of at most `bytes`, is
+  /// kept for it. Others may take long, and the caller has signals to look after. The runner's.
   void keep_for(const Operation& operation, std::uint64_t bytes) {
     kept_for_ = &operation;
     kept_bytes_ = bytes;
   }
-  /// Wakes the lane that is kept, if it is.
-  void start_kept();
   /// The lane that is kept, or null; whoever calls has to `help` it before it waits for anything.
   Lane* take_kept();
 
@@ -56,7 +53,7 @@ class Lanes {
 
  private:
   std::vector<std::unique_ptr<Lane>> lanes_;
-  const Operation* kept_for_ = nullptr;  ///< the progress thread's, like what follows
+  const Operation* kept_for_ = nullptr;  ///< the runner's, like what follows
   std::uint64_t kept_bytes_ = 0;
   Lane* kept_ = nullptr;
 };

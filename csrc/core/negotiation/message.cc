@@ -99,11 +99,6 @@ Rest decode_rest(std::string_view bytes, int size) {
   return rest;
 }
 
-/// One more than the highest rank that may be in it.
-int end_of(const RankBlock& from) {
-  return std::min(std::max(from.last, from.more_last), kMostRanks - 1) + 1;
-}
-
 void check_senders(const Rest& rest, const RankBlock& from) {
   const auto check = [&](const RankSet& ranks) {
     if (!ranks.within(from)) {
@@ -329,7 +324,7 @@ void combine_rounds(Bytes& mine, const Bytes& theirs, const RankBlock& from) {
   if (b.rest == 0) {
     return;
   }
-  const Rest other = decode_rest(rest_of(theirs, b), end_of(from));
+  const Rest other = decode_rest(rest_of(theirs, b), std::min(from.end(), kMostRanks));
   check_senders(other, from);
   if (a.rest == 0) {
     replace_rest(mine, a, other);

@@ -23,7 +23,7 @@ namespace aiacc {
 /// same reason a new name has to wait while all on trial may still come again, which is for
 /// `patience` uses of names, or one and a half times as many as there are slots. What has not come
 /// for so long gives way, whether in use or on trial.
-/// Threads: the progress thread's only. Calls take constant time; `touch` takes no memory.
+/// Threads: the loop thread's only. Calls take constant time; `touch` takes no memory.
 class ResponseCache {
  public:
   using Slot = std::uint32_t;

@@ -24,7 +24,7 @@ class Completion {
   virtual void* allocate(Operation& operation, std::size_t index) noexcept = 0;
 
   /// Called once when the operation ends, well or badly, by the thread that completes it; the
-  /// operation lives until this returns. That may be the progress thread, which then holds its
+  /// operation lives until this returns. That may be the loop thread, which then holds its
   /// mutex: must not block.
   virtual void done(Operation& operation) noexcept = 0;
 

@@ -21,7 +21,7 @@ struct Stall {
 /// Detects and reports tensors that wait for ranks.
 ///
 /// Needs no help from the transport: the question and the answers travel in ordinary rounds, only
-/// when something of this rank has waited for `warn_s`. Threads: the progress thread's only. No
+/// when something of this rank has waited for `warn_s`. Threads: the loop thread's only. No
 /// I/O.
 class StallInspector {
  public:

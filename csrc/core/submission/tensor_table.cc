@@ -215,7 +215,7 @@ void TensorTable::release(Handle handle) {
     return;
   }
   if (!found->second->done.load()) {
-    // The progress thread and the lanes work with it, and its buffers are in use.
+    // The loop thread and the lanes work with it, and its buffers are in use.
     throw Error(Code::kInvalidArgument,
                 "[handle] " + std::to_string(handle) +
                     " is still in flight; synchronize it before forgetting it");

@@ -40,7 +40,7 @@ struct TensorBuffers {
 
 /// One submitted operation, from submit to wait.
 ///
-/// Written by the submitting thread before it enters the table, by the progress thread until it is
+/// Written by the submitting thread before it enters the table, by the loop thread until it is
 /// dispatched, then by the lane that finishes it; `done` publishes the result.
 struct Operation : TensorBuffers {
   Request request;
@@ -108,7 +108,7 @@ class TensorTable {
   /// as dispatched.
   Handle submit_message(std::shared_ptr<Operation> operation);
 
-  /// Moves what was queued since the last call to `out`. The progress thread's.
+  /// Moves what was queued since the last call to `out`. The loop thread's.
   void drain(std::vector<Operation*>& out);
   bool has_queued() const { return queued_count_.load(std::memory_order_acquire) > 0; }
   std::uint64_t queued_bytes() const { return queued_bytes_.load(std::memory_order_acquire); }

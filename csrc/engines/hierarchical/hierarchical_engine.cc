@@ -186,7 +186,7 @@ std::string HierarchicalEngine::share_inside(const Cancellation& interrupt) {
 
 bool HierarchicalEngine::all_share(const std::string& problem, const Cancellation& interrupt) {
   // Other hosts may need as long as that to find out: to connect, and then to wait for a rank that
-  // says nothing (kPatience of csrc/engines/shm/memory_receiver.cc).
+  // says nothing (kPatience of csrc/control/shm/memory_receiver.cc).
   const Watch watch(*flat_, interrupt, 5 * job_.connect_timeout_s);
   const auto none = static_cast<std::int32_t>(ranks_.size());
   std::int32_t first = problem.empty() ? none : rank_;

@@ -5,9 +5,9 @@
 #include <memory>
 #include <vector>
 
+#include "csrc/control/shm/memory_sharing.h"
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/engine.h"
-#include "csrc/engines/shm/memory_sharing.h"
 #include "csrc/engines/shm/shm_channel.h"
 
 namespace aiacc {

@@ -1,14 +1,11 @@
 #include "csrc/engines/shm/shm_progress.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <new>
 #include <utility>
+
+#include "csrc/base/event.h"
 
 namespace aiacc {
 namespace {
@@ -19,37 +16,6 @@ constexpr int kLooks = 16;
 
 /// After so much sleep, whatever signals come meanwhile, others may see that this rank waits.
 constexpr std::chrono::milliseconds kLookEvery{500};
-
-/// False if it slept for kLookEvery.
-bool futex_wait(std::atomic<std::uint32_t>* word, std::uint32_t expected) {
-  const auto until = (std::chrono::steady_clock::now() + kLookEvery).time_since_epoch();
-  const auto seconds = std::chrono::floor<std::chrono::seconds>(until);
-  const timespec monotonic{seconds.count(), std::chrono::nanoseconds(until - seconds).count()};
-  while (syscall(SYS_futex,
-                 word,
-                 FUTEX_WAIT_BITSET,
-                 expected,
-                 &monotonic,
-                 nullptr,
-                 FUTEX_BITSET_MATCH_ANY) != 0) {
-    if (errno != EINTR) {
-      return errno != ETIMEDOUT;
-    }
-  }
-  return true;
-}
-
-void futex_wake(std::atomic<std::uint32_t>* word) {
-  syscall(SYS_futex, word, FUTEX_WAKE, 1, nullptr, nullptr, 0);
-}
-
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 }  // namespace
 
@@ -96,7 +62,7 @@ void ShmProgress::announce(Step step, std::uint64_t count) {
     if (rank != rank_ &&
         peer.sleeps_for.load(std::memory_order_seq_cst) == static_cast<std::uint32_t>(rank_) + 1) {
       peer.doorbell.fetch_add(1, std::memory_order_seq_cst);
-      futex_wake(&peer.doorbell);
+      futex_wake(peer.doorbell);
     }
   }
 }
@@ -140,7 +106,7 @@ void ShmProgress::sleep_until(int rank, Step step, std::uint64_t count) {
       return;
     }
     cancellation_.check();
-    if (!futex_wait(&self.doorbell, rung)) {
+    if (!futex_wait(self.doorbell, rung, WaitMark::Clock::now() + kLookEvery)) {
       mark_.sleeps(start, rank);
     }
   }
@@ -148,7 +114,7 @@ void ShmProgress::sleep_until(int rank, Step step, std::uint64_t count) {
 
 void ShmProgress::wake() noexcept {
   header(rank_).doorbell.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake(&header(rank_).doorbell);
+  futex_wake(header(rank_).doorbell);
 }
 
 }  // namespace aiacc

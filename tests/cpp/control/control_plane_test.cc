@@ -1,5 +1,7 @@
 #include "csrc/control/control_plane.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -33,6 +35,22 @@ void merge(Bytes& mine, const Bytes& theirs, const RankBlock&) {
   mine = both;
 }
 
+/// While it lives, this process cannot make memory to share.
+class NoMemory {
+ public:
+  explicit NoMemory(bool none) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{none ? 1 : before_.rlim_cur, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~NoMemory() { setrlimit(RLIMIT_FSIZE, &before_); }
+  NoMemory(const NoMemory&) = delete;
+  NoMemory& operator=(const NoMemory&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
 /// What all transports promise.
 class ControlPlaneTest : public testing::TestWithParam<WorldSetting> {
  protected:
@@ -43,20 +61,25 @@ class ControlPlaneTest : public testing::TestWithParam<WorldSetting> {
   /// `body(rank, plane)`; the failure of one rank interrupts the others.
   template <class Body>
   void with_planes(Body body) {
+    const NoMemory no_memory(GetParam().transport == Transport::kNoMemory);
     const auto hub = std::make_shared<InProcessHub>(size());
     std::unique_ptr<TcpWorld> world;
-    if (GetParam().transport == Transport::kTcp) {
+    if (GetParam().transport != Transport::kInProcess) {
       world = std::make_unique<TcpWorld>(size());
     }
     run_as_ranks(size(), [&](int rank, RankThreads& rank_threads) {
       std::unique_ptr<ControlPlane> plane;
       if (world != nullptr) {
-        plane = std::make_unique<TcpPlane>(world->connector(rank), 20, 50);
+        TcpPlaneOptions options;
+        options.peer_timeout_s = 1000;  // A wake-up that is missed is a hang, not a delay.
+        options.host_of = hosts_of(GetParam().transport, size());
+        plane = std::make_unique<TcpPlane>(world->connector(rank), options);
       } else {
         plane = std::make_unique<InProcessPlane>(hub, rank);
       }
       const auto guard =
           rank_threads.on_failure([&](const Status& status) { plane->interrupt(status); });
+      plane->has_share(true);  // whoever starts a round wakes it
       body(rank, *plane);
       plane->abort({Code::kShutdown, "rank " + std::to_string(rank) + " is done"});
     });
@@ -65,7 +88,7 @@ class ControlPlaneTest : public testing::TestWithParam<WorldSetting> {
   /// One round in which every rank gives its number.
   void meet(int rank, ControlPlane& plane) const {
     Bytes message = {static_cast<std::uint8_t>(rank)};
-    plane.all_reduce(message, merge);
+    plane.all_reduce(message, merge, Runner::kLoop);
     ASSERT_EQ(message, everybody());
   }
   Bytes everybody() const {
@@ -115,7 +138,6 @@ TEST_P(ControlPlaneTest, IdleRanksSleepUntilSomebodyStartsARound) {
       if (rank != round % size()) {
         while (!plane.round_pending()) {
           plane.wait(never());
-          plane.take_wakes();
           plane.service();
         }
       }
@@ -129,9 +151,10 @@ TEST_P(ControlPlaneTest, LargeSharesOfAllRanksPassEachOther) {
   with_planes([&](int rank, ControlPlane& plane) {
     for (int round = 0; round < 2; ++round) {
       Bytes message(kBytes, static_cast<std::uint8_t>(rank));
-      plane.all_reduce(message, [](Bytes& mine, const Bytes& theirs, const RankBlock&) {
+      const auto append = [](Bytes& mine, const Bytes& theirs, const RankBlock&) {
         mine.insert(mine.end(), theirs.begin(), theirs.end());
-      });
+      };
+      plane.all_reduce(message, append, Runner::kLoop);
       ASSERT_EQ(message.size(), static_cast<std::size_t>(size()) * kBytes);
       Bytes ranks;
       for (std::size_t at = 0; at < message.size(); at += kBytes) {
@@ -147,47 +170,33 @@ TEST_P(ControlPlaneTest, LargeSharesOfAllRanksPassEachOther) {
 TEST_P(ControlPlaneTest, AWakeIsRememberedUntilItIsTaken) {
   with_planes([&](int, ControlPlane& plane) {
     plane.wake();
-    plane.wait(never());
-    plane.wait(never());
-    plane.wait_claimed(never());  // takes it
+    plane.wait(never());  // takes it
     const auto deadline = Clock::now() + std::chrono::milliseconds(20);
     plane.wait(deadline);
-    plane.wait_claimed(deadline);
     if (size() == 1) {  // others may be leaving, which ends a wait
       EXPECT_GE(Clock::now(), deadline);
     }
   });
 }
 
-TEST_P(ControlPlaneTest, TheProgressThreadAndTheWaiterBothSeeEveryWake) {
+TEST_P(ControlPlaneTest, NoWakeIsLost) {
   with_planes([&](int, ControlPlane& plane) {
-    std::atomic<int> driven{0};
-    std::atomic<bool> stop{false};
-    std::mutex progress;
-    plane.claim();
-    std::thread waiter([&] {
-      while (!stop.load()) {
-        plane.wait(never());
-        const std::lock_guard lock(progress);  // as the background thread, it queues for its turn
-      }
-    });
+    std::atomic<int> seen{0};
+    std::atomic<int> woken{0};
     std::thread sleeper([&] {
-      const std::lock_guard lock(progress);
-      for (int i = 1; i <= 300; ++i) {
-        plane.wait_claimed(never());
-        driven.store(i);
+      while (seen.load() < 300) {
+        plane.wait(never());
+        seen.store(woken.load());
       }
     });
     for (int i = 1; i <= 300; ++i) {
+      woken.store(i);
       plane.wake();
-      while (driven.load() < i) {
+      while (seen.load() < i) {
         std::this_thread::yield();
       }
     }
     sleeper.join();
-    stop.store(true);
-    plane.wake();
-    waiter.join();
   });
 }
 
@@ -199,40 +208,40 @@ TEST_P(ControlPlaneTest, ATimerEndsAWaitAtTheEarliestOfItsTimes) {
       plane.wake_at(Clock::now() + std::chrono::milliseconds(1));
       plane.wake_at(Clock::now() + std::chrono::hours(1));
       plane.wait(never());
-      plane.take_wakes();
       plane.wake_at(Clock::now());
-      plane.wait_claimed(never());
+      plane.wait(never());
     }
   });
 }
 
-TEST_P(ControlPlanesTest, AClaimHidesMessagesFromTheWaiter) {
+/// The loop thread sleeps meanwhile, and tells the caller of what comes.
+TEST_P(ControlPlanesTest, CallersRunRoundsAndLearnOfTheEndInThem) {
   with_planes([&](int rank, ControlPlane& plane) {
-    if (rank == 0) {
-      plane.claim();
-      plane.wait_claimed(never());  // the others have started a round
-      const auto deadline = Clock::now() + std::chrono::milliseconds(20);
-      plane.wait(deadline);
-      EXPECT_GE(Clock::now(), deadline);
-      plane.wake();
-      plane.wait(never());
-      plane.take_wakes();
-      plane.unclaim();
-      plane.wait(never());
+    std::atomic<bool> over{false};
+    std::thread loop([&] {
+      while (!over.load()) {
+        plane.wait(never());
+        plane.nudge();
+      }
+    });
+    const Runner runner = plane.lets_callers_run() ? Runner::kCaller : Runner::kLoop;
+    if (runner == Runner::kCaller) {
+      for (int round = 0; round < 100; ++round) {
+        Bytes message = {static_cast<std::uint8_t>(rank)};
+        plane.all_reduce(message, merge, runner);
+        ASSERT_EQ(message, everybody());
+      }
+      const Status reason(Code::kTimeout, "[stall] tensor 'x' has waited long enough");
+      Bytes message = {0};
+      const Status status = rank == size() - 1
+                                ? reason
+                                : status_of([&] { plane.all_reduce(message, merge, runner); });
+      plane.abort(status);
+      EXPECT_EQ(status.message(), reason.message());
     }
-    meet(rank, plane);
-  });
-}
-
-TEST_P(ControlPlanesTest, AClaimEndsAfterItsGrace) {
-  with_planes([&](int rank, ControlPlane& plane) {
-    if (rank == 0) {
-      plane.claim();
-      plane.wait_claimed(never());
-      plane.unclaim_after(std::chrono::microseconds(500));
-      plane.wait(never());
-    }
-    meet(rank, plane);
+    over.store(true);
+    plane.wake();
+    loop.join();
   });
 }
 
@@ -246,7 +255,7 @@ TEST_P(ControlPlanesTest, AnInterruptEndsARunningRound) {
     std::thread killer([&] { plane.interrupt({Code::kShutdown, "enough"}); });
     for (int i = 0; i < 2; ++i) {  // and every later one
       Bytes message = {0};
-      const Status status = status_of([&] { plane.all_reduce(message, merge); });
+      const Status status = status_of([&] { plane.all_reduce(message, merge, Runner::kLoop); });
       EXPECT_EQ(status.code(), Code::kShutdown);
       EXPECT_EQ(status.message(), "enough");
     }
@@ -268,7 +277,6 @@ TEST_P(ControlPlaneTest, AnAbortFloodsAllRanksWithItsReason) {
     Status status;
     while (status.ok()) {
       plane.wait(never());
-      plane.take_wakes();
       status = status_of([&] { plane.service(); });
     }
     plane.abort(status);  // as the coordinator does: not everybody knows everybody
@@ -291,7 +299,13 @@ const auto kTogether = testing::Values(WorldSetting{2, Transport::kInProcess},
                                        WorldSetting{5, Transport::kTcp},
                                        WorldSetting{6, Transport::kTcp},
                                        WorldSetting{7, Transport::kTcp},
-                                       WorldSetting{8, Transport::kTcp});
+                                       WorldSetting{8, Transport::kTcp},
+                                       WorldSetting{2, Transport::kHost},
+                                       WorldSetting{5, Transport::kHost},
+                                       WorldSetting{3, Transport::kHosts},
+                                       WorldSetting{8, Transport::kHosts},
+                                       WorldSetting{2, Transport::kNoMemory},
+                                       WorldSetting{5, Transport::kNoMemory});
 INSTANTIATE_TEST_SUITE_P(Together, ControlPlaneTest, kTogether, setting_name);
 INSTANTIATE_TEST_SUITE_P(Together, ControlPlanesTest, kTogether, setting_name);
 

@@ -55,9 +55,9 @@ INSTANTIATE_TEST_SUITE_P(Worlds,
                          CoordinatorFailuresTest,
                          testing::Values(WorldSetting{2, Transport::kInProcess},
                                          WorldSetting{5, Transport::kInProcess},
-                                         WorldSetting{2, Transport::kTcp},
+                                         WorldSetting{2, Transport::kHost},
                                          WorldSetting{3, Transport::kTcp},
-                                         WorldSetting{5, Transport::kTcp}),
+                                         WorldSetting{5, Transport::kHosts}),
                          setting_name);
 
 /// Its all-reduces end long after those of the others, unless they are aborted.

@@ -361,7 +361,7 @@ CoordinatorWorld world_of(const Bed& bed, NcclWorld& gpus, std::uint32_t seed) {
       EngineContext context = gpus.context(rank, 3);
       context.host_of = bed.hosts;
       HostEngineFactory between;
-      if (bed.transport == Transport::kTcp) {
+      if (bed.transport != Transport::kInProcess) {
         between = [](const EngineContext& job) { return std::make_unique<TcpEngine>(job); };
       }
       return create_hierarchical_device_engine(gpus.engine(rank, 2), context, between);
@@ -471,11 +471,11 @@ INSTANTIATE_TEST_SUITE_P(
                     Bed{"InProcess2", 2},
                     Bed{"InProcess4", 4},
                     Bed{"InProcess7", 7},
-                    Bed{"Tcp2", 2, Transport::kTcp},
+                    Bed{"Host2", 2, Transport::kHost},
                     Bed{"Tcp4", 4, Transport::kTcp},
-                    Bed{"Tcp7", 7, Transport::kTcp},
-                    Bed{"SharedMemory3", 3, Transport::kTcp, Place::kHost, 0, {0, 0, 0}},
-                    Bed{"Hosts4", 4, Transport::kTcp, Place::kHost, 0, {0, 0, 1, 1}},
+                    Bed{"Hosts7", 7, Transport::kHosts},
+                    Bed{"SharedMemory3", 3, Transport::kHost, Place::kHost, 0, {0, 0, 0}},
+                    Bed{"Hosts4", 4, Transport::kHosts, Place::kHost, 0, {0, 0, 1, 1}},
                     Bed{"Staged2", 2, Transport::kInProcess, Place::kStaged, 1},
                     Bed{"Staged3", 3, Transport::kTcp, Place::kStaged, 1},
                     Bed{"StagedTwoGpus2", 2, Transport::kInProcess, Place::kStaged, 2},

@@ -52,13 +52,12 @@ TEST_P(ProcessSetsTest, FormingNeedsTheMembersAlone) {
   }
 }
 
-/// Callers of one set sleep until the other set is through. Whoever left rounds to them hangs.
+/// Callers of one set sleep until the other set is through.
 TEST(ProcessSetsWait, KeepsNoOtherSetFromItsRounds) {
   constexpr std::int64_t kLarge = 20'000;
   Gate gate(false);
   CoordinatorWorld world;
   world.size = 4;
-  world.options.grace = std::chrono::hours(1);
   world.options.parameters.unit_bytes = 1 << 17;
   world.before = [&](int rank, int, std::size_t bytes) {
     if (rank == 0 && bytes == kLarge * sizeof(float)) {
@@ -111,9 +110,9 @@ INSTANTIATE_TEST_SUITE_P(Worlds,
                          ProcessSetsTest,
                          testing::Values(WorldSetting{3, Transport::kInProcess},
                                          WorldSetting{4, Transport::kInProcess},
-                                         WorldSetting{3, Transport::kTcp},
+                                         WorldSetting{3, Transport::kHost},
                                          WorldSetting{4, Transport::kTcp},
-                                         WorldSetting{6, Transport::kTcp}),
+                                         WorldSetting{6, Transport::kHosts}),
                          setting_name);
 
 }  // namespace

@@ -210,8 +210,8 @@ INSTANTIATE_TEST_SUITE_P(Worlds,
                                          WorldSetting{4, Transport::kInProcess},
                                          WorldSetting{7, Transport::kInProcess},
                                          WorldSetting{2, Transport::kTcp},
-                                         WorldSetting{3, Transport::kTcp},
-                                         WorldSetting{4, Transport::kTcp}),
+                                         WorldSetting{3, Transport::kHost},
+                                         WorldSetting{4, Transport::kHosts}),
                          setting_name);
 
 constexpr int kSteps = 200;
@@ -234,7 +234,7 @@ class SteadyState : public testing::TestWithParam<int> {};
 TEST_P(SteadyState, AStepAllocatesNothing) {
   CoordinatorWorld world;
   world.size = GetParam();
-  world.transport = Transport::kTcp;
+  world.transport = Transport::kHosts;
   with_coordinators(world, [&](int rank, RankParts& parts) {
     Coordinator& coordinator = *parts.coordinator;
     const std::vector<Request> requests = gradients();

@@ -38,6 +38,7 @@ class Pair {
     options.lanes = 2;
     options.token = {7};
     options.addresses = {listeners_[0]->address(), listeners_[1]->address()};
+    options.host_of = {0, 0};
     return options;
   }
   std::unique_ptr<Session> session(int rank, const Config& config) const {

@@ -15,7 +15,7 @@ void with_coordinators(const CoordinatorWorld& world,
   const auto hub = std::make_shared<InProcessHub>(world.size);
   const auto fake = std::make_shared<FakeHub>(world.size, world.lanes);
   std::unique_ptr<TcpWorld> tcp;
-  if (world.transport == Transport::kTcp) {
+  if (world.transport != Transport::kInProcess) {
     tcp = std::make_unique<TcpWorld>(world.size);
   }
   run_as_ranks(world.size, [&](int rank, RankThreads& rank_threads) {
@@ -32,7 +32,10 @@ void with_coordinators(const CoordinatorWorld& world,
         parts.engine = std::make_unique<FakeEngine>(fake, rank, before);
       }
     } else {
-      parts.plane = std::make_unique<TcpPlane>(tcp->connector(rank), 20, 50);
+      TcpPlaneOptions options;
+      options.peer_timeout_s = 20;
+      options.host_of = hosts_of(world.transport, world.size);
+      parts.plane = std::make_unique<TcpPlane>(tcp->connector(rank), options);
       EngineContext context;
       context.rank = rank;
       context.size = world.size;

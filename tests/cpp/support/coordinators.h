@@ -18,7 +18,18 @@
 
 namespace aiacc {
 
-enum class Transport { kInProcess, kTcp };
+/// Of the control plane: between threads; every rank a host of its own; all ranks on one host; on
+/// two hosts in turn; on one host that has no memory to share.
+enum class Transport { kInProcess, kTcp, kHost, kHosts, kNoMemory };
+
+/// As TcpPlaneOptions::host_of.
+inline std::vector<int> hosts_of(Transport transport, int size) {
+  std::vector<int> host_of;
+  for (int rank = 0; transport != Transport::kTcp && rank < size; ++rank) {
+    host_of.push_back(transport == Transport::kHosts ? rank % 2 : 0);
+  }
+  return host_of;
+}
 
 /// Parameter of suites that run in several worlds.
 struct WorldSetting {
@@ -28,8 +39,8 @@ struct WorldSetting {
 
 /// "Tcp4"
 inline std::string setting_name(const testing::TestParamInfo<WorldSetting>& test) {
-  return (test.param.transport == Transport::kTcp ? "Tcp" : "InProcess") +
-         std::to_string(test.param.size);
+  const char* names[] = {"InProcess", "Tcp", "Host", "Hosts", "NoMemory"};
+  return names[static_cast<int>(test.param.transport)] + std::to_string(test.param.size);
 }
 
 /// What `with_coordinators` sets up.

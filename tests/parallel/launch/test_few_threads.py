@@ -23,8 +23,8 @@ _needed = needs("" if shutil.which("cc") else "no cc on PATH")
 nightly = pytest.mark.nightly
 
 _LANES = 2
-#: What `init` reserves for itself: background thread, lanes and express lane.
-_RESERVED = _LANES + 2
+#: What `init` reserves for itself: loop thread, heartbeats, lanes and express lane.
+_RESERVED = _LANES + 3
 #: The same for MPI: its own, one for progress, one for a call.
 _OF_MPI = 3
 
@@ -140,14 +140,15 @@ def test_a_limit_of_addresses_is_told_from_one_of_threads():
     for text in run_ranks(2, _without_addresses, 1, env={"AIACC_LANES": "4"}):
         assert "rank 1" in text
         assert "cannot start a thread (aiacc reserve): " in text
-        assert "MiB left, for the stacks of 6 threads); raise that limit (ulimit -v)" in text
+        assert "MiB left, for the stacks of 7 threads); raise that limit (ulimit -v)" in text
         assert "ulimit -u" not in text
 
 
 @pytest.mark.parametrize("poor_rank", [0, 1])
 def test_the_thread_of_the_timeline(few_threads, tmp_path, poor_rank):
     timeline = str(tmp_path / "timeline.json")
-    assert not _works(few_threads, 2, poor_rank, _RESERVED, live=False, AIACC_TIMELINE=timeline)
+    count = _RESERVED + 1  # heartbeats come before it
+    assert not _works(few_threads, 2, poor_rank, count, live=False, AIACC_TIMELINE=timeline)
 
 
 @in_job

@@ -60,7 +60,7 @@ class DevicePath {
   /// Whether units are known to be in flight on the GPU, or a finding about their inputs has yet to
   /// be thrown.
   bool busy() { return units_.busy(); }
-  /// Throws what UnitsOnGpu::look_after does. The progress thread's.
+  /// Throws what UnitsOnGpu::look_after does. The loop thread's.
   void look_after() { units_.look_after(); }
   /// Waits until the GPU has done what is queued, or has failed, or the deadline, and says so in
   /// the log if that has come.

@@ -15,7 +15,7 @@ namespace aiacc {
 /// its `Tools`.
 ///
 /// Threads: any. Opening a GPU and loading kernels for it can take many seconds: only who needs
-/// them waits for that. `loaded`, which the progress thread calls, never does.
+/// them waits for that. `loaded`, which the loop thread calls, never does.
 template <class Tools>
 class UsedGpus {
  public:

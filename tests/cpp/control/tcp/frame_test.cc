@@ -17,8 +17,8 @@ namespace {
 std::vector<Frame> some_frames() {
   std::vector<Frame> frames = {{FrameType::kRound, 3, 7, Bytes(1000, 0xab)},
                                {FrameType::kJoin, 0, 8, {}},
-                               {FrameType::kPing, 0, 0, {}},
-                               {FrameType::kPong, 255, 0xffffffff, {}}};
+                               {FrameType::kJoin, 0, 0, {}},
+                               {FrameType::kJoin, 255, 0xffffffff, {}}};
   frames.push_back({FrameType::kAbort, 0, 9, encode_status({Code::kPeerLost, "rank 3 is gone"})});
   return frames;
 }

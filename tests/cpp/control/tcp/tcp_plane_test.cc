@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <future>
+#include <memory>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -30,29 +31,44 @@ Frame end_frame(Code code, const std::string& reason) {
   return {FrameType::kAbort, 0, 0, encode_status({code, reason})};
 }
 
-/// Longer than any test takes, on a busy machine and with a sanitizer too: nobody is asked whether
-/// it lives, so that no ping stands between the frames that a test expects.
-constexpr double kNeverAskedSeconds = 600;
+/// Longer than any test takes, on a busy machine and with a sanitizer too.
+constexpr double kLongSeconds = 600;
+
+TcpPlaneOptions with_timeout(double peer_timeout_s) {
+  TcpPlaneOptions options;
+  options.peer_timeout_s = peer_timeout_s;
+  return options;
+}
+
+/// Answers pings in the name of a raw rank.
+std::unique_ptr<Heartbeat> answer_pings(std::vector<Socket> sockets) {
+  std::vector<Heartbeat::Link> links;
+  for (Socket& socket : sockets) {
+    links.push_back({0, std::move(socket)});
+  }
+  auto heartbeat =
+      std::make_unique<Heartbeat>(std::move(links), kLongSeconds, 0, [](const Status&) {});
+  heartbeat->start();
+  return heartbeat;
+}
 
 /// The last rank is raw connections to its partners, the others are planes.
 void with_raw_rank(int size,
                    const std::function<void(TcpPlane&)>& others,
                    const std::function<void(std::vector<RawPeer>&)>& last,
-                   double peer_timeout_s) {
+                   double peer_timeout_s,
+                   bool answers) {
   configure_log(LogLevel::kFatal, -1);
   TcpWorld world(size);
   run_as_ranks(size, [&](int rank, RankThreads& rank_threads) {
     if (rank == size - 1) {
-      const DoublingPlan plan = DoublingPlan::of(rank, size);
-      std::vector<int> partners = plan.stages;
-      if (plan.proxy >= 0) {
-        partners.push_back(plan.proxy);
-      }
-      std::vector<RawPeer> peers = raw_peers(world.connector(rank), partners);
-      last(peers);
+      const DoublingPlan plan = DoublingPlan::of(rank, ranks_by_host({}, size));
+      RawPeers peers = raw_peers(world.connector(rank), plan.partners());
+      const auto heartbeat = answers ? answer_pings(std::move(peers.heartbeats)) : nullptr;
+      last(peers.control);
       return;
     }
-    TcpPlane plane(world.connector(rank), peer_timeout_s, 50);
+    TcpPlane plane(world.connector(rank), with_timeout(peer_timeout_s));
     const auto guard =
         rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
     others(plane);
@@ -62,65 +78,14 @@ void with_raw_rank(int size,
 /// Rank 0 is a plane, rank 1 a raw connection.
 void with_raw_peer(const std::function<void(TcpPlane&)>& zero,
                    const std::function<void(RawPeer&)>& one,
-                   double peer_timeout_s = kNeverAskedSeconds) {
-  with_raw_rank(2, zero, [&](std::vector<RawPeer>& peers) { one(peers[0]); }, peer_timeout_s);
-}
-
-TEST(TcpPlane, AnswersPingsBetweenRounds) {
-  with_raw_peer(
-      [](TcpPlane& plane) {
-        while (plane.bytes_sent() == 0) {
-          plane.wait(Clock::time_point::max());
-          plane.service();
-        }
-      },
-      [](RawPeer& peer) {
-        peer.send(Frame{FrameType::kPing, 0, 0, {}});
-        EXPECT_EQ(peer.receive().type, FrameType::kPong);
-      });
-}
-
-TEST(TcpPlane, ARankThatWasStoppedItselfAsksAnew) {
-  std::promise<void> judged;
-  with_raw_peer(
-      [&](TcpPlane& plane) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // of silence
-        for (int stop = 0; stop < 3; ++stop) {
-          plane.check_peers();
-          std::this_thread::sleep_for(std::chrono::milliseconds(400));  // it does not look
-        }
-        plane.check_peers();
-        judged.set_value();
-      },
-      [&](RawPeer& peer) {
-        judged.get_future().wait();
-        EXPECT_EQ(peer.receive().type, FrameType::kPing);
-      },
-      0.3);
+                   double peer_timeout_s = kLongSeconds,
+                   bool answers = true) {
+  with_raw_rank(
+      2, zero, [&](std::vector<RawPeer>& peers) { one(peers[0]); }, peer_timeout_s, answers);
 }
 
 /// Much more than the buffers of a connection hold.
 Bytes large_message() { return Bytes(32 << 20, 7); }
-
-/// Nor do answers that are owed pile up on the stack of who owes them.
-TEST(TcpPlane, PingsDoNotCutAFrameInTwo) {
-  with_raw_peer(
-      [&](TcpPlane& plane) {
-        Bytes message = large_message();
-        plane.all_reduce(message, join);
-        EXPECT_EQ(message.size(), large_message().size() + 1);
-      },
-      [&](RawPeer& peer) {
-        for (int i = 0; i < 200'000; ++i) {
-          peer.send(Frame{FrameType::kPing, 0, 0, {}});
-        }
-        const Frame round = peer.receive();
-        EXPECT_EQ(round.type, FrameType::kRound);
-        EXPECT_EQ(round.payload, large_message());
-        peer.send(Frame{FrameType::kRound, 0, 0, {1}});
-        EXPECT_EQ(peer.receive().type, FrameType::kPong);  // answers them all
-      });
-}
 
 TEST(TcpPlane, RoundsThatComeTooEarlyAreNotCollected) {
   with_raw_peer(
@@ -142,7 +107,7 @@ TEST(TcpPlane, RoundsThatComeTooEarlyAreNotCollected) {
 /// The text of what ends a round of such a message.
 std::string end_of_a_large_round(TcpPlane& plane) {
   Bytes message = large_message();
-  return status_of([&] { plane.all_reduce(message, join); }).message();
+  return status_of([&] { plane.all_reduce(message, join, Runner::kLoop); }).message();
 }
 
 /// What a rank does while another one sends it a large message, and the text that ends the round.
@@ -150,7 +115,8 @@ struct Answer {
   const char* name;
   std::function<void(RawPeer&)> give;
   std::string end;
-  double peer_timeout_s = kNeverAskedSeconds;
+  double peer_timeout_s = kLongSeconds;
+  bool answers = true;  ///< pings
 };
 
 class LargeRoundTest : public testing::TestWithParam<Answer> {};
@@ -169,7 +135,8 @@ TEST_P(LargeRoundTest, EndsAsItsAnswerSays) {
         answer.give(peer);
         over.get_future().wait();  // open, but nobody reads it
       },
-      answer.peer_timeout_s);
+      answer.peer_timeout_s,
+      answer.answers);
 }
 
 const std::string kLeft = "[core] rank 1 has shut down";
@@ -204,8 +171,9 @@ INSTANTIATE_TEST_SUITE_P(
         Answer{"WhoTakesNothingIsGivenUp",
                [](RawPeer&) {},
                "[control] rank 1 has not answered within",
-               0.4},
-        // Its answers come behind what it has not taken yet: a slow network is no frozen rank.
+               0.4,
+               false},
+        // It lives: a slow network is no frozen rank.
         Answer{"WhoTakesItSlowlyIsNotGivenUp",
                [](RawPeer& peer) {
                  // In all several times the limit: nothing but time tells.
@@ -213,21 +181,24 @@ INSTANTIATE_TEST_SUITE_P(
                  peer.send(Frame{FrameType::kRound, 0, 0, {1}});
                },
                "",
-               3.5}),
+               1.5}),
     [](const auto& test) { return std::string(test.param.name); });
 
 TEST(TcpPlane, TheReasonForAnEndComesAfterTheRestOfAFrame) {
   std::atomic<TcpPlane*> sending{nullptr};
+  std::promise<void> interrupted;
   with_raw_peer(
       [&](TcpPlane& plane) {
         sending.store(&plane);
         const Status status(Code::kPeerLost, kLost);
         EXPECT_EQ(end_of_a_large_round(plane), status.message());
         plane.abort(status);  // as the coordinator does
+        interrupted.get_future().wait();
       },
       [&](RawPeer& peer) {
         peer.await_bytes();
         sending.load()->interrupt({Code::kPeerLost, kLost});
+        interrupted.set_value();
         EXPECT_EQ(peer.receive().payload, large_message());
         const Frame end = peer.receive();
         EXPECT_EQ(end.type, FrameType::kAbort);
@@ -238,81 +209,19 @@ TEST(TcpPlane, TheReasonForAnEndComesAfterTheRestOfAFrame) {
 
 /// Who has given its reason and is gone is no connection that broke.
 TEST(TcpPlane, TheReasonForAnEndComesBeforeAFrameThatCannotBeSent) {
-  std::promise<void> closed;
-  with_raw_peer(
-      [&](TcpPlane& plane) {
-        plane.check_peers();  // a ping that rank 1 does not read: its end will be a reset
-        closed.get_future().wait();
-        EXPECT_EQ(end_of_a_large_round(plane), kLost);
-      },
-      [&](RawPeer& peer) {
-        peer.await_bytes();
-        peer.send(end_frame(Code::kPeerLost, kLost));
-        peer.close();
-        closed.set_value();
-      },
-      0);
+  with_raw_peer([&](TcpPlane& plane) { EXPECT_EQ(end_of_a_large_round(plane), kLost); },
+                [&](RawPeer& peer) {
+                  peer.await_bytes();
+                  peer.send(end_frame(Code::kPeerLost, kLost));
+                  peer.close();  // with much that it has not read: its end is a reset
+                });
 }
 
-/// Rank 0 sends rank 1 more than that takes; rank 2 wants to know meanwhile whether it lives.
-TEST(TcpPlane, AnswersOthersWhileAMessageIsOnItsWay) {
-  configure_log(LogLevel::kFatal, -1);
-  TcpWorld world(4);
-  std::promise<void> blocked;
-  std::promise<void> answered;
-  run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
-    if (rank == 0) {
-      TcpPlane plane(world.connector(0), kNeverAskedSeconds, 50);
-      const auto guard =
-          rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
-      EXPECT_EQ(end_of_a_large_round(plane), "[test] enough");
-      return;
-    }
-    RawPeer peer = std::move(raw_peers(world.connector(rank), {0})[0]);
-    if (rank == 1) {
-      peer.await_bytes();
-      blocked.set_value();
-      answered.get_future().wait();
-      peer.send(end_frame(Code::kEngine, "[test] enough"));
-      peer.await_close();
-    } else {
-      blocked.get_future().wait();
-      peer.send(Frame{FrameType::kPing, 0, 0, {}});
-      EXPECT_EQ(peer.receive().type, FrameType::kPong);
-      answered.set_value();
-      peer.await_close();
-    }
-  });
-}
-
-TEST(TcpPlane, ASilentPeerIsAskedBeforeItIsGivenUp) {
-  const double limit_s = 3;
-  with_raw_peer(
-      [](TcpPlane& plane) {
-        Bytes message = {0};
-        plane.all_reduce(message, join);  // takes longer than the timeout, but rank 1 lives
-        EXPECT_EQ(message, (Bytes{0, 1}));
-      },
-      [&](RawPeer& peer) {
-        EXPECT_EQ(peer.receive().type, FrameType::kRound);
-        for (int i = 0; i < 6; ++i) {
-          EXPECT_EQ(peer.receive().type, FrameType::kPing);
-          if (i == 0) {  // it is stopped for half of the limit: nothing but time tells
-            std::this_thread::sleep_for(std::chrono::duration<double>(0.5 * limit_s));
-          }
-          peer.send(Frame{FrameType::kPong, 0, 0, {}});
-        }
-        peer.send(Frame{FrameType::kRound, 0, 0, {1}});
-      },
-      limit_s);
-}
-
-/// Its answers are taken for the rest of it.
 TEST(TcpPlane, AMessageThatIsNeverCompletedIsNotWaitedFor) {
   with_raw_peer(
       [](TcpPlane& plane) {
         Bytes message = {0};
-        expect_error(status_of([&] { plane.all_reduce(message, join); }),
+        expect_error(status_of([&] { plane.all_reduce(message, join, Runner::kLoop); }),
                      Code::kPeerLost,
                      {"rank 1 announced a message of 100012 bytes and has sent "});
       },
@@ -321,12 +230,7 @@ TEST(TcpPlane, AMessageThatIsNeverCompletedIsNotWaitedFor) {
         encode_frame({FrameType::kRound, 0, 0, Bytes(100'000, 1)}, begin);
         begin.resize(100);
         peer.send(begin);
-        status_of([&] {
-          while (true) {
-            peer.receive();
-            peer.send(Frame{FrameType::kPong, 0, 0, {}});
-          }
-        });
+        peer.await_close();
       },
       0.4);
 }
@@ -340,29 +244,6 @@ TEST(TcpPlane, AFarewellIsTheLastThingSent) {
         EXPECT_EQ(frame.type, FrameType::kAbort);
         EXPECT_EQ(decode_status(frame.payload).message(), "[core] rank 0 has shut down");
         peer.await_close();
-      });
-}
-
-TEST(TcpPlane, TheReasonForAnEndComesBeforeAnswersThatFail) {
-  std::promise<void> closed;
-  with_raw_peer(
-      [&](TcpPlane& plane) {
-        closed.get_future().wait();
-        std::string reason;
-        while (reason.empty()) {
-          plane.wait(Clock::time_point::max());
-          reason = status_of([&] { plane.service(); }).message();
-        }
-        EXPECT_EQ(reason, kLost);
-      },
-      [&](RawPeer& peer) {
-        Bytes all;
-        encode_frame({FrameType::kPing, 0, 0, {}}, all);
-        encode_frame({FrameType::kPing, 0, 0, {}}, all);  // the answer to the first is refused
-        encode_frame(end_frame(Code::kPeerLost, kLost), all);
-        peer.send(all);
-        peer.close();
-        closed.set_value();
       });
 }
 
@@ -384,7 +265,7 @@ TEST_P(TcpPlaneFailureTest, EverySurvivorLearnsTheSameReason) {
       [&, size = size, &misdeed = misdeed](TcpPlane& plane) {
         await_all(connected, size - 1);  // nobody answers before that
         Bytes message = {0};
-        const Status status = status_of([&] { plane.all_reduce(message, join); });
+        const Status status = status_of([&] { plane.all_reduce(message, join, Runner::kLoop); });
         plane.abort(status);  // as the coordinator does
         EXPECT_FALSE(status.ok());
         const std::string culprit = "rank " + std::to_string(size - 1);
@@ -398,7 +279,8 @@ TEST_P(TcpPlaneFailureTest, EverySurvivorLearnsTheSameReason) {
           peers[i].await_close();
         }
       },
-      0.4);
+      0.4,
+      name != "IsSilent");
 }
 
 const Misdeed kMisdeeds[] = {
@@ -435,7 +317,7 @@ INSTANTIATE_TEST_SUITE_P(Misdeeds,
 TEST(TcpPlaneFuzz, DamagedStreamsEndInAnErrorThatNamesTheRank) {
   Bytes valid;
   for (std::uint32_t round = 0; round < 4; ++round) {
-    encode_frame({FrameType::kPing, 0, round, {}}, valid);
+    encode_frame({FrameType::kJoin, 0, round, {}}, valid);
     encode_frame({FrameType::kRound, 0, round, Bytes(20, 1)}, valid);
   }
   encode_frame({FrameType::kAbort, 0, 4, encode_status({Code::kShutdown, "rank 1 left"})}, valid);
@@ -447,7 +329,7 @@ TEST(TcpPlaneFuzz, DamagedStreamsEndInAnErrorThatNamesTheRank) {
           while (status.ok()) {
             status = status_of([&] {
               Bytes message = {0};
-              plane.all_reduce(message, join);
+              plane.all_reduce(message, join, Runner::kLoop);
             });
           }
           EXPECT_TRUE(status.message().find("rank 1") != std::string::npos ||

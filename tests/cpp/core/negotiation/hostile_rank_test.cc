@@ -46,8 +46,8 @@ Status outcome_of(const Request& honest, const Lie& lie) {
   for (int rank = 0; rank < kLiar; ++rank) {
     try {
       Bytes combined = shares[0];
-      combine_rounds(combined, shares[1], {1, 1});
-      combine_rounds(combined, shares[kLiar], {kLiar, kLiar});
+      combine_rounds(combined, shares[1], RankBlock(std::vector<int>{1}));
+      combine_rounds(combined, shares[kLiar], RankBlock(std::vector<int>{kLiar}));
       statuses.push_back(ranks[static_cast<std::size_t>(rank)].apply(combined).ready.at(0).status);
     } catch (const Error& error) {
       statuses.push_back(error.status());
@@ -265,7 +265,7 @@ TEST(HostileRank, WhoAsksTwiceIsNamed) {
     rank.contribute(share);
     RoundMessage message = decoded(share);
     message.requests = {SharedRequest(kReduce, 1, 0)};
-    combine_rounds(share, encoded(message), {1, 1});
+    combine_rounds(share, encoded(message), RankBlock(std::vector<int>{1}));
     status = status_of([&] { rank.apply(share); });
   }
   expect_error(status, Code::kInternal, {"rank 1 submitted 'x' twice"});
@@ -398,7 +398,9 @@ class Job {
       for (int other = 0; other < size_; ++other) {
         bytes += shares[static_cast<std::size_t>(other)].size();
         if (other != rank) {
-          combine_rounds(combined, shares[static_cast<std::size_t>(other)], {other, other});
+          combine_rounds(combined,
+                         shares[static_cast<std::size_t>(other)],
+                         RankBlock(std::vector<int>{other}));
         }
       }
       results = ranks_[static_cast<std::size_t>(rank)]->apply(combined);

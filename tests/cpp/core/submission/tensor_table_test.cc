@@ -121,7 +121,7 @@ TEST(TensorTable, AHandleInFlightCannotBeForgottenAndOneThatIsUnknownIsAnError) 
   const Handle handle = submit(table, "w");
   EXPECT_EQ(code_of([&] { table.release(handle); }), Code::kInvalidArgument);
   const auto drained = drain(table);
-  EXPECT_EQ(drained[0]->request.name, "w") << "the progress thread still works with it";
+  EXPECT_EQ(drained[0]->request.name, "w") << "the loop thread still works with it";
   table.complete(drained, {});
   table.release(handle);
   EXPECT_EQ(code_of([&] { table.find(handle); }), Code::kInvalidArgument);

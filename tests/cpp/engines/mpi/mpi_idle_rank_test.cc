@@ -25,14 +25,14 @@ class Outside : public MpiJob {
   /// Blocks until all ranks are here. Throws if one does not come: it waits inside MPI.
   void meet() {
     Bytes nothing;
-    plane_.all_reduce(nothing, [](Bytes&, const Bytes&, const RankBlock&) {});
+    plane_.all_reduce(nothing, [](Bytes&, const Bytes&, const RankBlock&) {}, Runner::kLoop);
   }
 
   /// At the end: nobody hangs up while others are still in `meet`.
   static void leave() { mpi_all_gather(""); }
 
  private:
-  TcpPlane plane_{connector(), 20, 50};
+  TcpPlane plane_{connector(), {20}};
 };
 
 TEST(MpiIdleRankTest, HoldsNoOtherUpInMakingAnEngine) {

@@ -81,15 +81,26 @@ class RawPeer {
   RecyclingQueue<Frame> frames_;
 };
 
-/// The raw ends of the control connections that a TcpPlane of this rank would have.
-inline std::vector<RawPeer> raw_peers(Connector& connector, const std::vector<int>& partners) {
+/// The raw ends of the connections that a TcpPlane of this rank would have.
+struct RawPeers {
+  std::vector<RawPeer> control;
+  std::vector<Socket> heartbeats;
+};
+
+inline RawPeers raw_peers(Connector& connector, const std::vector<int>& partners) {
   std::vector<ChannelSpec> specs;
-  for (const int partner : partners) {
-    specs.push_back({partner, ChannelKind::kControl, 0, partner < connector.rank()});
+  for (const ChannelKind kind : {ChannelKind::kControl, ChannelKind::kHeartbeat}) {
+    for (const int partner : partners) {
+      specs.push_back({partner, kind, 0, partner < connector.rank()});
+    }
   }
-  std::vector<RawPeer> peers;
+  RawPeers peers;
   for (Socket& socket : connector.establish(specs)) {
-    peers.emplace_back(std::move(socket));
+    if (peers.control.size() < partners.size()) {
+      peers.control.emplace_back(std::move(socket));
+    } else {
+      peers.heartbeats.push_back(std::move(socket));
+    }
   }
   return peers;
 }

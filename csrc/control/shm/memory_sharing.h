@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "csrc/control/shm/memory_link.h"
+#include "csrc/control/shm/shared_memory.h"
 #include "csrc/control/tcp/connector.h"
-#include "csrc/engines/shm/memory_link.h"
-#include "csrc/engines/shm/shared_memory.h"
 
 namespace aiacc {
 

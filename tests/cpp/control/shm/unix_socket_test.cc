@@ -1,4 +1,4 @@
-#include "csrc/engines/shm/unix_socket.h"
+#include "csrc/control/shm/unix_socket.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -1,4 +1,4 @@
-#include "csrc/engines/shm/memory_room.h"
+#include "csrc/control/shm/memory_room.h"
 
 #include <unistd.h>
 

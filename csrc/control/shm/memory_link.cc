@@ -1,4 +1,4 @@
-#include "csrc/engines/shm/memory_link.h"
+#include "csrc/control/shm/memory_link.h"
 
 #include <algorithm>
 #include <cstring>

@@ -30,6 +30,24 @@ class UnixListener {
   Socket socket_;
 };
 
+/// Wakes a thread of another process that sleeps in poll: an eventfd that has a name.
+class UnixBell {
+ public:
+  /// Throws Error(kEngine).
+  UnixBell();
+
+  const std::string& name() const { return name_; }
+  /// Readable once it was rung, until `clear`.
+  int fd() const { return socket_.fd(); }
+  void clear() noexcept;
+  /// Rings that of this name, if it is still there.
+  void ring(const std::string& name) noexcept;
+
+ private:
+  std::string name_;
+  Socket socket_;
+};
+
 /// Connects to a listener of this user. An invalid socket if too many others want that at the
 /// moment. Throws Error(kEngine) if there is none.
 Socket connect_unix(const std::string& name);

@@ -1,6 +1,6 @@
 // Ranks that share memory, and what keeps them from it.
 
-#include "csrc/engines/shm/memory_sharing.h"
+#include "csrc/control/shm/memory_sharing.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -19,9 +19,9 @@
 
 #include <gtest/gtest.h>
 
+#include "csrc/control/shm/unix_socket.h"
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/members.h"
-#include "csrc/engines/shm/unix_socket.h"
 #include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/fakes/forbidden_calls.h"
 #include "tests/cpp/support/process.h"

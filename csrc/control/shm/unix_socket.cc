@@ -1,4 +1,4 @@
-#include "csrc/engines/shm/unix_socket.h"
+#include "csrc/control/shm/unix_socket.h"
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -18,14 +18,14 @@
 namespace aiacc {
 namespace {
 
-constexpr int kType = SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC;
+constexpr int kOptions = SOCK_NONBLOCK | SOCK_CLOEXEC;
 constexpr int kBacklog = 1024;
 constexpr int kWords = 4;
 
-Socket new_socket() {
-  Socket socket(::socket(AF_UNIX, kType, 0));
+Socket new_socket(int type) {
+  Socket socket(::socket(AF_UNIX, type | kOptions, 0));
   if (!socket.valid()) {
-    throw system_error(Code::kEngine, "[shm] no Unix socket to pass memory by", errno);
+    throw system_error(Code::kEngine, "[shm] no Unix socket for ranks that share memory", errno);
   }
   return socket;
 }
@@ -37,6 +37,13 @@ std::pair<sockaddr_un, socklen_t> address_of(const std::string& name) {
   AIACC_CHECK(name.size() + 1 < sizeof address.sun_path);
   std::copy(name.begin(), name.end(), address.sun_path + 1);
   return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
+}
+
+void bind_to(const Socket& socket, const std::string& name) {
+  const auto [address, length] = address_of(name);
+  if (bind(socket.fd(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    throw system_error(Code::kEngine, "[shm] cannot name a Unix socket", errno);
+  }
 }
 
 std::string draw_name() {
@@ -65,10 +72,9 @@ union Control {
 
 }  // namespace
 
-UnixListener::UnixListener() : name_(draw_name()), socket_(new_socket()) {
-  const auto [address, length] = address_of(name_);
-  if (bind(socket_.fd(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
-      listen(socket_.fd(), kBacklog) != 0) {
+UnixListener::UnixListener() : name_(draw_name()), socket_(new_socket(SOCK_SEQPACKET)) {
+  bind_to(socket_, name_);
+  if (listen(socket_.fd(), kBacklog) != 0) {
     throw system_error(Code::kEngine, "[shm] cannot listen on a Unix socket", errno);
   }
 }
@@ -85,9 +91,31 @@ Socket UnixListener::accept() {
   }
 }
 
+UnixBell::UnixBell() : name_(draw_name()), socket_(new_socket(SOCK_DGRAM)) {
+  bind_to(socket_, name_);
+}
+
+void UnixBell::clear() noexcept {
+  char rings[64];
+  while (recv(socket_.fd(), rings, sizeof rings, MSG_DONTWAIT) > 0) {
+  }
+}
+
+void UnixBell::ring(const std::string& name) noexcept {
+  const auto [address, length] = address_of(name);
+  const char once = 1;
+  // Without room for another one it rings already.
+  [[maybe_unused]] const auto sent = sendto(socket_.fd(),
+                                            &once,
+                                            sizeof once,
+                                            MSG_DONTWAIT | MSG_NOSIGNAL,
+                                            reinterpret_cast<const sockaddr*>(&address),
+                                            length);
+}
+
 Socket connect_unix(const std::string& name) {
   const auto [address, length] = address_of(name);
-  Socket socket = new_socket();
+  Socket socket = new_socket(SOCK_SEQPACKET);
   int result = 0;
   do {
     result = connect(socket.fd(), reinterpret_cast<const sockaddr*>(&address), length);

@@ -9,8 +9,8 @@
 #include <string>
 #include <utility>
 
-#include "csrc/engines/shm/memory_sharing.h"
-#include "csrc/engines/shm/unix_socket.h"
+#include "csrc/control/shm/memory_sharing.h"
+#include "csrc/control/shm/unix_socket.h"
 
 namespace aiacc {
 namespace {

@@ -1,14 +1,14 @@
-#include "csrc/engines/shm/memory_sharing.h"
+#include "csrc/control/shm/memory_sharing.h"
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
 
 #include "csrc/base/error.h"
-#include "csrc/engines/members.h"
-#include "csrc/engines/shm/memory_room.h"
+#include "csrc/control/shm/memory_room.h"
 
 namespace aiacc {
 namespace {
@@ -81,7 +81,9 @@ HostMemory share_memory(Connector* connector, const MemorySharing& sharing) {
     return give_memory(sharing, {});
   }
   AIACC_CHECK(connector != nullptr);
-  const int index = index_among(sharing.ranks, connector->rank(), connector->size());
+  const auto own = std::lower_bound(sharing.ranks.begin(), sharing.ranks.end(), connector->rank());
+  AIACC_CHECK(own != sharing.ranks.end() && *own == connector->rank());
+  const auto index = static_cast<std::size_t>(own - sharing.ranks.begin());
   std::vector<ChannelSpec> specs;
   if (index > 0) {
     specs.push_back({sharing.ranks[0], ChannelKind::kMemory, 0, true, sharing.split_id});
@@ -98,7 +100,7 @@ HostMemory share_memory(Connector* connector, const MemorySharing& sharing) {
   if (index == 0) {
     return give_memory(sharing, std::move(links));
   }
-  return receive_memory(sharing, static_cast<std::size_t>(index), std::move(links[0]));
+  return receive_memory(sharing, index, std::move(links[0]));
 }
 
 }  // namespace aiacc

@@ -1,4 +1,4 @@
-#include "csrc/engines/shm/shared_memory.h"
+#include "csrc/control/shm/shared_memory.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,0 +1,192 @@
+#include "csrc/control/tcp/heartbeat.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "csrc/base/thread.h"
+#include "csrc/control/control_plane.h"
+
+namespace aiacc {
+namespace {
+
+/// In looks. A peer is asked after so much silence, and lost so long after that; the rest of the
+/// time limit is for looks that come late.
+constexpr int kSilentLooks = 2;
+constexpr int kPatientLooks = 26;
+/// Who has not looked for so long cannot tell who was silent meanwhile.
+constexpr int kAbsentLooks = 8;
+/// After the last call of `watch`.
+constexpr int kWatchLooks = 8;
+/// Of one peer, before the others have their turn.
+constexpr int kMostBeats = 16;
+
+std::string seconds_text(std::chrono::nanoseconds duration) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", std::chrono::duration<double>(duration).count());
+  return text;
+}
+
+}  // namespace
+
+Heartbeat::Heartbeat(std::vector<Link> links, double peer_timeout_s, double work_limit_s, Lost lost)
+    : timeout_(static_cast<long long>(peer_timeout_s * 1e9)),
+      work_limit_(static_cast<long long>(work_limit_s * 1e9)),
+      lost_(std::move(lost)) {
+  for (Link& link : links) {
+    Peer peer{};
+    peer.rank = link.rank;
+    peer.socket = std::move(link.socket);
+    peer.name = "rank " + std::to_string(peer.rank);
+    peers_.push_back(std::move(peer));
+  }
+  entries_.resize(peers_.size() + 1);
+}
+
+void Heartbeat::start() {
+  if (!peers_.empty()) {
+    thread_ = start_thread("aiacc beat", [this] { run(); });
+  }
+}
+
+Heartbeat::~Heartbeat() {
+  stopping_.store(true);
+  event_.set();
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+}
+
+void Heartbeat::watch() noexcept {
+  const auto now = Clock::now();
+  const auto before = watch_until_.exchange(now + kWatchLooks * timeout_ / kLooksPerTimeout);
+  if (before <= now) {
+    event_.set();
+  }
+}
+
+void Heartbeat::run() noexcept {
+  const auto look_every = timeout_ / kLooksPerTimeout;
+  while (!stopping_.load()) {
+    const bool watching = !over_ && watch_until_.load() > Clock::now();
+    entries_[0] = {event_.fd(), POLLIN, 0};
+    for (std::size_t i = 0; i < peers_.size(); ++i) {
+      const Peer& peer = peers_[i];
+      const bool full = peer.sent < sizeof(Beat);
+      entries_[i + 1] = {
+          peer.gone ? -1 : peer.socket.fd(), static_cast<short>(POLLIN | (full ? POLLOUT : 0)), 0};
+    }
+    try {
+      poll_until(entries_.data(),
+                 entries_.size(),
+                 watching ? Clock::now() + look_every : Clock::time_point::max());
+      event_.clear();
+      for (Peer& peer : peers_) {
+        for (int beat = 0; beat < kMostBeats && hear(peer); ++beat) {
+        }
+      }
+      const auto now = Clock::now();
+      if (watching && now - looked_ >= look_every) {
+        look(now);
+      }
+    } catch (const Error& error) {
+      over_ = true;
+      lost_(error.status());
+    }
+  }
+}
+
+/// Takes in what has come, and answers; whether it was anything. A connection that has ended is no
+/// loss by itself: most often the rank has given its reason on the other one.
+bool Heartbeat::hear(Peer& peer) {
+  if (peer.gone) {
+    return false;
+  }
+  std::size_t got = 0;
+  try {
+    if (peer.sent < sizeof(Beat)) {
+      peer.sent +=
+          peer.socket.send_some(peer.out.data() + peer.sent, sizeof(Beat) - peer.sent, peer.name);
+    }
+    got = peer.socket.recv_some(peer.in.data() + peer.got, sizeof(Beat) - peer.got, peer.name);
+  } catch (const Error&) {
+    peer.gone = true;
+    return false;
+  }
+  peer.got += got;
+  if (peer.got == sizeof(Beat)) {
+    Beat beat;
+    std::memcpy(&beat, peer.in.data(), sizeof beat);
+    peer.got = 0;
+    if (beat.mark != Beat::kMark || (beat.kind != Beat::kPing && beat.kind != Beat::kPong)) {
+      throw Error(Code::kPeerLost,
+                  "[control] " + peer.name + " sent a heartbeat of kind " +
+                      std::to_string(beat.kind) +
+                      ", which is not aiacc's protocol; do all ranks run the same version?");
+    }
+    peer.heard = Clock::now();
+    peer.asked = {};
+    peer.owes = peer.owes || beat.kind == Beat::kPing;
+    if (beat.work != peer.work) {
+      peer.work = beat.work;
+      peer.work_since = peer.heard;
+    }
+  }
+  if (peer.owes && peer.sent == sizeof(Beat)) {
+    peer.owes = false;
+    say(peer, Beat::kPong);
+  }
+  return got > 0;
+}
+
+/// Sends what there is room for; the rest follows.
+void Heartbeat::say(Peer& peer, Beat::Kind kind) {
+  Beat beat;
+  beat.kind = kind;
+  beat.work = work_.load(std::memory_order_relaxed);
+  std::memcpy(peer.out.data(), &beat, sizeof beat);
+  bytes_sent_.fetch_add(sizeof beat, std::memory_order_relaxed);
+  try {
+    peer.sent = peer.socket.send_some(peer.out.data(), sizeof beat, peer.name);
+  } catch (const Error&) {
+    peer.gone = true;
+  }
+}
+
+void Heartbeat::look(Clock::time_point now) {
+  const bool absent = now - looked_ >= kAbsentLooks * timeout_ / kLooksPerTimeout;
+  looked_ = now;
+  for (Peer& peer : peers_) {
+    if (absent) {
+      peer.asked = {};
+      peer.work_since = now;
+    }
+    judge(peer, now);
+  }
+}
+
+void Heartbeat::judge(Peer& peer, Clock::time_point now) {
+  const auto look_every = timeout_ / kLooksPerTimeout;
+  if ((peer.work & 1) != 0 && work_limit_.count() > 0 && now - peer.work_since >= work_limit_) {
+    throw Error(Code::kTimeout,
+                "[control] " + peer.name + " answers, but its loop thread has been at one piece " +
+                    "of work for " + seconds_text(now - peer.work_since) +
+                    " s (AIACC_STALL_FAIL_S); is its log or its disk stuck?");
+  }
+  if (peer.asked == Clock::time_point{}) {
+    if (now - peer.heard >= kSilentLooks * look_every) {
+      peer.asked = now;
+      if (!peer.gone && peer.sent == sizeof(Beat)) {
+        say(peer, Beat::kPing);
+      }
+    }
+    return;
+  }
+  if (now - peer.asked >= kPatientLooks * look_every) {
+    throw Error(Code::kPeerLost,
+                "[control] " + peer.name + " has not answered within " + seconds_text(timeout_) +
+                    " s (AIACC_PEER_TIMEOUT_S): it is frozen or its link is down");
+  }
+}
+
+}  // namespace aiacc
