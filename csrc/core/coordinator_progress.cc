@@ -253,6 +253,7 @@ void Coordinator::look_after_peers_and_stalls() {
 }
 
 void Coordinator::report_stalls(const Answers& answers) {
+  stalls_.answered(Clock::now());
   auto dead = dead_unit(answers, negotiator_.process_sets(), options_.unit_timeout_s);
   if (const auto proof = unit_watch_.proof(std::move(dead), Clock::now())) {
     throw Error(Code::kTimeout, *proof);

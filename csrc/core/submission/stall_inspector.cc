@@ -84,12 +84,13 @@ Clock::time_point StallInspector::next_check(const Pending& pending) const {
     oldest = std::min(oldest, operation.submitted);
   }
   auto check = Clock::time_point::max();
-  for (const double limit : {warn_s_, fail_s_}) {
-    if (limit > 0) {
-      // Ask when the limit is reached, then once per period, however long the stall lasts.
-      const auto reached = oldest + duration_of(limit);
-      check = std::min(check, reached > asked_ ? reached : asked_ + duration_of(limit));
-    }
+  if (warn_s_ > 0) {
+    // Once in a period, whoever has asked: what is older by then is in the next report.
+    check = std::max(oldest, asked_) + duration_of(warn_s_);
+  }
+  if (fail_s_ > 0) {
+    const auto reached = oldest + duration_of(fail_s_);
+    check = std::min(check, reached > asked_ ? reached : asked_ + duration_of(fail_s_));
   }
   return check;
 }

@@ -33,6 +33,8 @@ class StallInspector {
   Clock::time_point next_check(const Pending& pending) const;
   /// True if a round should ask all ranks now; remembers that it did.
   bool should_ask(const Pending& pending, Clock::time_point now);
+  /// All ranks have answered, whoever has asked: one question in a period is enough for a job.
+  void answered(Clock::time_point now) { asked_ = now; }
 
   /// What the answers of all ranks say about this rank's old tensors, oldest first. Only members of
   /// a tensor's process set can be missing, and no rank that waits in join. Nothing about tensors

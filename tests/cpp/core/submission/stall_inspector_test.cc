@@ -60,6 +60,14 @@ TEST(StallInspector, AsksOncePerPeriodAboutTheOldest) {
   EXPECT_TRUE(inspector.should_ask(pending, at(20)));
 }
 
+TEST(StallInspector, AsksNothingInAPeriodInWhichAnotherRankHasAsked) {
+  StallInspector inspector(10, 0);
+  const Pending pending = {{"x", at(1)}};
+  inspector.answered(at(10));
+  EXPECT_FALSE(inspector.should_ask(pending, at(19)));
+  EXPECT_TRUE(inspector.should_ask(pending, at(20)));
+}
+
 TEST(StallInspector, AsksWhenTheLimitOfFailureIsReached) {
   StallInspector inspector(60, 100);
   const Pending pending = {{"x", at(0)}};
