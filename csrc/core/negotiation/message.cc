@@ -153,12 +153,36 @@ LaneReport decode_lane(std::string_view key) {
   return lane;
 }
 
-Request decode_request(const Entry& entry) {
-  Request request = decode_common(entry.key.substr(1));
-  if (kind_of(request) != kind_of(entry)) {
+/// Whether the text goes with the request, since all ranks need it.
+bool comes_whole(OpKind kind) { return kind == OpKind::kJoin || changes_sets(kind); }
+
+std::string request_key(EntryKind kind, const RequestId& id, std::string_view text) {
+  Bytes bytes;
+  Writer writer(bytes);
+  encode_id(id, writer);
+  std::string key(1, static_cast<char>(kind));
+  return key.append(bytes.begin(), bytes.end()).append(text);
+}
+
+void decode_request(const Entry& entry, SharedRequest& shared) {
+  Reader reader(entry.key.substr(1));
+  shared.id = decode_id(reader);
+  const std::string_view text = reader.get_view(reader.left());
+  const EntryKind kind = kind_of(entry);
+  if (text.empty()) {
+    if (kind != EntryKind::kRequest) {
+      Reader::malformed("a request without its text");
+    }
+    return;
+  }
+  const Request request = request_of(text);
+  if (request_key(kind, RequestId(request, text), text) != entry.key ||
+      comes_whole(request.kind) == (kind == EntryKind::kText) ||
+      (kind != EntryKind::kText && kind != kind_of(request))) {
     Reader::malformed("a request out of place");
   }
-  return request;
+  shared.request = std::make_shared<Request>(request);
+  shared.told = true;
 }
 
 /// What `read` makes of bytes of this rank; if it cannot, that is said with the rank.
@@ -191,18 +215,22 @@ void replace_rest(Bytes& message, RoundHeader header, const Rest& rest) {
 }  // namespace
 
 SharedRequest::SharedRequest(const Request& whole, int rank, std::uint32_t at)
-    : request(whole),
-      key(1, static_cast<char>(kind_of(whole))),
-      position(at),
-      senders(std::make_shared<Senders>(rank, own_part(whole))) {
-  Bytes bytes;
-  Writer writer(bytes);
-  encode_common(whole, writer);
-  key.append(bytes.begin(), bytes.end());
+    : position(at), senders(std::make_shared<Senders>(rank, own_part(whole))) {
+  const std::string text = text_of(whole);
+  id = RequestId(whole, text);
+  key = request_key(kind_of(whole), id, comes_whole(whole.kind) ? text : std::string_view());
+}
+
+SharedRequest SharedRequest::spelled_out(int rank) const {
+  SharedRequest entry;
+  entry.key = request_key(EntryKind::kText, id, text_of(*request));
+  entry.senders = std::make_shared<Senders>(rank, OwnPart());
+  return entry;
 }
 
 void RoundMessage::clear_entries() {
   std::vector<SharedRequest>().swap(requests);  // those of a first step are large
+  texts.clear();
   answers = {};
   proposal.reset();
   cut.reset();
@@ -216,7 +244,7 @@ void RoundMessage::encode(Bytes& out) const {
   for (std::size_t index = 0; index < ready.words(); ++index) {
     writer.put(ready.word(index));
   }
-  if (requests.empty() && answers.ranks.empty() && !proposal && !cut) {
+  if (requests.empty() && texts.empty() && answers.ranks.empty() && !proposal && !cut) {
     return;
   }
   Rest rest;
@@ -229,8 +257,10 @@ void RoundMessage::encode(Bytes& out) const {
     round.entries.push_back({key, static_cast<std::uint32_t>(round.senders.size()), position});
     round.senders.push_back(senders);
   };
-  for (const SharedRequest& shared : requests) {
-    add(shared.key, *shared.senders, shared.position);
+  for (const std::vector<SharedRequest>* list : {&requests, &texts}) {
+    for (const SharedRequest& shared : *list) {
+      add(shared.key, *shared.senders, shared.position);
+    }
   }
   std::vector<std::string> keys;
   keys.reserve(answers.lanes.size() + answers.names.size() + 1);
@@ -280,14 +310,11 @@ void RoundMessage::decode(const Bytes& in, int size) {
               [&] { answers.lanes.push_back({decode_lane(entry.key), from->ranks()}); });
     } else if (kind_of(entry) != EntryKind::kPending) {
       SharedRequest shared;
-      sent_by(from->first(), [&] { shared.request = decode_request(entry); });
-      for (const Senders::Share& share : from->shares) {
-        sent_by(share.ranks.first(), [&] { check_part(shared.request, share.part); });
-      }
+      sent_by(from->first(), [&] { decode_request(entry, shared); });
       shared.key = entry.key;
       shared.position = entry.position;
       shared.senders = from;
-      requests.push_back(std::move(shared));
+      (kind_of(entry) == EntryKind::kText ? texts : requests).push_back(std::move(shared));
     } else if (entry.key.size() == 1) {
       answers.ranks = from->ranks();
     } else {

@@ -32,17 +32,23 @@ struct LaneReport {
 
 /// The equal requests of several ranks.
 struct SharedRequest {
-  Request request;             ///< what they have in common, see decode_common
+  RequestId id;
   std::string key;             ///< of the entry: equal keys, equal requests
   std::uint32_t position = 0;  ///< among the requests of the highest rank
   std::shared_ptr<const Senders> senders;
+  /// Null: not known here. Its own part may be that of any of them.
+  std::shared_ptr<const Request> request;
+  bool told = false;  ///< every rank has got the request from a message
 
   SharedRequest() = default;
-  /// That of one rank, which has asked for `position` other things before in this round.
+  /// That of one rank, which has asked for `position` other things before in this round. A request
+  /// that changes which ranks there are travels with its text.
   SharedRequest(const Request& whole, int rank, std::uint32_t at);
+  /// Its text, for the ranks that do not know it; the request must be known.
+  SharedRequest spelled_out(int rank) const;
 
   /// The request of one of the senders.
-  Request of(int rank) const { return with_part(request, *senders->part_of(rank)); }
+  Request of(int rank) const { return with_part(*request, *senders->part_of(rank)); }
 };
 
 /// A name that has been submitted and is not ready.
@@ -84,6 +90,7 @@ struct RoundMessage {
   std::uint32_t epoch = 0;  ///< parameter epoch of the sender; equal everywhere
   BitVector ready;          ///< bit = slot; 1 = submitted here
   std::vector<SharedRequest> requests;
+  std::vector<SharedRequest> texts;  ///< of requests that came before, each from one rank
   Answers answers;
   std::optional<Proposal> proposal;  ///< that of the lowest rank
   /// Where requests were cut off, see RoundEntries; whoever sent one with this key or a higher one

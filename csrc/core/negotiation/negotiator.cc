@@ -12,6 +12,22 @@ namespace {
 /// Names that some ranks have submitted and others have not.
 constexpr std::size_t kMaxWaiting = std::size_t{1} << 20;
 
+/// Of requests whose names have one digest.
+void check_names(const Request& a, const Request& b) {
+  if (a.name != b.name) {
+    throw Error(Code::kMismatch,
+                "[negotiation] the names '" + a.name + "' and '" + b.name +
+                    "' have the same digest; give one of them another name");
+  }
+}
+
+/// For errors: its name, if this rank knows it.
+std::string quoted(const SharedRequest& shared) {
+  return shared.request == nullptr
+             ? "something"
+             : "'" + label_of(shared.id.process_set, shared.request->name) + "'";
+}
+
 }  // namespace
 
 Negotiator::Negotiator(int rank,
@@ -31,7 +47,7 @@ void Negotiator::submit(const Request& request, std::uint64_t ticket) {
     // A bit would not be told from the one that a joined rank sets anyway.
     bits_.for_each([&](std::size_t slot) { requeue(static_cast<ResponseCache::Slot>(slot)); });
   }
-  const auto slot = cache_.find(request.process_set, request.name);
+  const auto slot = cache_.find({request.process_set, digest_of(request.name)});
   if (slot && has_slot(request, *slot)) {
     bits_.set(*slot);
     by_slot_[*slot] = {&request, ticket};
@@ -42,6 +58,7 @@ void Negotiator::submit(const Request& request, std::uint64_t ticket) {
 
 /// Whether what was agreed on is what this rank asks for again.
 bool Negotiator::has_slot(const Request& request, ResponseCache::Slot slot) const {
+  check_names(cache_.at(slot), request);
   if (!same_signature(cache_.at(slot), request)) {
     return false;
   }
@@ -75,6 +92,7 @@ void Negotiator::contribute(Bytes& out, std::uint32_t state) {
     lanes_.clear();
   }
   offer_requests();
+  message_.texts = owed_;
   if (proposal_ && proposal_->epoch == parameters_.epoch + 1) {
     message_.proposal = Proposal{rank_, *proposal_};
   }
@@ -97,7 +115,7 @@ void Negotiator::offer_requests() {
     if (next->request->kind == OpKind::kFormProcessSet) {
       message_.flags |= kFlagForming;
     }
-    offered_.push_back({*next, shared.key});
+    offered_.push_back({*next, {shared.id.process_set, shared.id.name}, shared.key});
     message_.requests.push_back(std::move(shared));
   }
   fresh_.erase(fresh_.begin(), next);
@@ -106,21 +124,27 @@ void Negotiator::offer_requests() {
 /// What was offered and did not find room goes to the front of what is to be sent.
 void Negotiator::take_back(const std::optional<std::string>& cut) {
   std::vector<Local> again;
-  for (const auto& [local, key] : offered_) {
-    const Request& request = *local.request;
-    if (cut && key >= *cut) {
+  for (Offer& offer : offered_) {
+    const Local local = offer.local;
+    if (cut && offer.key >= *cut) {
       again.push_back(local);
-    } else if (request.kind == OpKind::kJoin) {
+    } else if (local.request->kind == OpKind::kJoin) {
       join_ = local;
     } else {
-      sent_[{request.process_set, request.name}] = local;
+      const Key key = offer.name;
+      const auto [other, fresh] = sent_.try_emplace(key, std::move(offer));
+      if (!fresh) {
+        check_names(*other->second.local.request, *local.request);
+      }
     }
   }
   offered_.clear();
-  if (!again.empty()) {
-    fresh_.insert(fresh_.begin(), again.begin(), again.end());
-    news_ = true;
-  }
+  fresh_.insert(fresh_.begin(), again.begin(), again.end());
+  owed_.erase(std::remove_if(owed_.begin(),
+                             owed_.end(),
+                             [&](const SharedRequest& text) { return !cut || text.key < *cut; }),
+              owed_.end());
+  news_ = news_ || !again.empty() || !owed_.empty();
 }
 
 const RoundOutcome& Negotiator::apply(const Bytes& combined) {
@@ -135,6 +159,9 @@ const RoundOutcome& Negotiator::apply(const Bytes& combined) {
   take_back(message.cut);
   apply_bits(message.ready, outcome);
   take_requests(message.requests, outcome);
+  for (const SharedRequest& text : message.texts) {
+    take_text(text);
+  }
   outcome.answers = std::move(message.answers);
   std::vector<Parameters> proposals;
   if (message.proposal) {
@@ -193,32 +220,37 @@ void Negotiator::take_requests(std::vector<SharedRequest>& requests, RoundOutcom
 }
 
 void Negotiator::take_request(SharedRequest&& shared, RoundOutcome& outcome) {
-  const Request& request = shared.request;
-  const Key key{request.process_set, request.name};
+  const Key key{shared.id.process_set, shared.id.name};
   const RankSet ranks = shared.senders->ranks();
-  if (request.kind == OpKind::kJoin) {
+  const OpKind kind = shared.request == nullptr ? OpKind::kAllreduce : shared.request->kind;
+  if (kind == OpKind::kJoin) {
     ranks.for_each([&](int rank) { take_join(rank); });
     return;
   }
-  const std::vector<int>* members = sets_.members(request.process_set);
+  const std::vector<int>* members = sets_.members(key.first);
   if (members == nullptr) {
     // The set was removed, on all ranks, while this was on its way.
     if (ranks.has(rank_)) {
-      fail(key, removed_set_status(request), outcome);
+      fail(key, removed_set_status, outcome);
     }
     return;
   }
-  if (request.process_set != 0) {
+  const auto mine = sent_.find(key);
+  if (shared.request == nullptr && mine != sent_.end() && mine->second.key == shared.key) {
+    // It stays alive as long as this needs it: until its ticket comes back.
+    shared.request = {std::shared_ptr<const Request>(), mine->second.local.request};
+  }
+  if (key.first != 0) {
     ranks.for_each([&](int rank) {
       if (index_in(*members, rank) < 0) {
         throw Error(Code::kInternal,
-                    "[negotiation] rank " + std::to_string(rank) + " submitted '" +
-                        label_of(key.first, key.second) + "', which it is not a member for");
+                    "[negotiation] rank " + std::to_string(rank) + " submitted " + quoted(shared) +
+                        ", which it is not a member for");
       }
     });
   }
   // A request for a name that has a slot means that some rank changed its mind about it.
-  if (const auto slot = cache_.find(request.process_set, request.name)) {
+  if (const auto slot = cache_.find(key)) {
     free_slot(*slot);
   }
   Waiting& waiting = waiting_[key];
@@ -226,8 +258,8 @@ void Negotiator::take_request(SharedRequest&& shared, RoundOutcome& outcome) {
   ranks.for_each([&](int rank) {
     if (again && waiting.arrived.has(rank)) {
       throw Error(Code::kInternal,
-                  "[negotiation] rank " + std::to_string(rank) + " submitted '" +
-                      label_of(key.first, key.second) + "' twice before it was ready");
+                  "[negotiation] rank " + std::to_string(rank) + " submitted " + quoted(shared) +
+                      " twice before it was ready");
     }
   });
   if (waiting_.size() > kMaxWaiting) {
@@ -236,16 +268,17 @@ void Negotiator::take_request(SharedRequest&& shared, RoundOutcome& outcome) {
                     " operations wait for other ranks; let all ranks submit the same ones");
   }
   waiting.arrived.add(ranks);
-  if (request.kind == OpKind::kLeaveProcessSet) {
-    take_leave(request.process_set, ranks);
+  if (kind == OpKind::kLeaveProcessSet) {
+    take_leave(key.first, ranks);
   }
-  if (request.kind == OpKind::kFormProcessSet) {
+  if (kind == OpKind::kFormProcessSet) {
+    const std::vector<std::int64_t>& told = shared.request->numbers;
     const std::vector<int> others = std::move(waiting.formed);
     waiting.formed.clear();
     std::set_union(others.begin(),
                    others.end(),
-                   request.numbers.begin(),
-                   request.numbers.end(),
+                   told.begin(),
+                   told.end(),
                    std::back_inserter(waiting.formed));
   }
   const auto equal = std::find_if(waiting.requests.begin(),
@@ -257,8 +290,29 @@ void Negotiator::take_request(SharedRequest&& shared, RoundOutcome& outcome) {
     auto all = std::make_shared<Senders>(*equal->senders);
     all->add(*shared.senders);
     equal->senders = std::move(all);
+    if (equal->request == nullptr) {
+      equal->request = std::move(shared.request);
+    }
   }
   touched_.push_back(key);
+}
+
+void Negotiator::take_text(const SharedRequest& text) {
+  const Key key{text.id.process_set, text.id.name};
+  const auto waiting = waiting_.find(key);
+  if (waiting == waiting_.end()) {
+    return;  // its process set was removed meanwhile
+  }
+  for (SharedRequest& shared : waiting->second.requests) {
+    if (shared.id == text.id) {
+      if (shared.request != nullptr) {
+        check_names(*shared.request, *text.request);
+      }
+      shared.request = text.request;
+      shared.told = true;
+      touched_.push_back(key);
+    }
+  }
 }
 
 void Negotiator::take_join(int rank) {
@@ -282,8 +336,14 @@ void Negotiator::take_leave(std::uint32_t id, const RankSet& ranks) {
   }
 }
 
-void Negotiator::give_slot(const Request& request, const SharedPlacement& devices) {
-  const auto slot = cache_.insert(request, devices, evicted_);
+void Negotiator::give_slot(const SharedRequest& shared, const SharedPlacement& devices) {
+  const RequestId& id = shared.id;
+  Request outside;
+  outside.process_set = id.process_set;
+  const auto slot = cache_.insert({id.process_set, id.name},
+                                  shared.request == nullptr ? outside : *shared.request,
+                                  devices,
+                                  evicted_);
   for (const ResponseCache::Slot gone : evicted_) {
     vacate(gone);
   }
@@ -295,10 +355,10 @@ void Negotiator::give_slot(const Request& request, const SharedPlacement& device
     bits->clear(*slot);
   }
   by_slot_.resize(std::max(by_slot_.size(), cache_.slots()));
-  if (sets_.index_of(request.process_set, rank_) < 0) {
+  if (sets_.index_of(id.process_set, rank_) < 0) {
     foreign_.set(*slot);
   }
-  if (joinable(request)) {
+  if (id.joinable) {
     joinable_.set(*slot);
   }
 }
@@ -325,23 +385,23 @@ void Negotiator::requeue(ResponseCache::Slot slot) {
 }
 
 /// Whether a rank that has joined, or has left the set, would have to set the bit itself.
-bool Negotiator::never_again(const Request& request) const {
-  if (leaving_.count(request.process_set) != 0) {
+bool Negotiator::never_again(const RequestId& id) const {
+  if (leaving_.count(id.process_set) != 0) {
     return true;
   }
-  const std::vector<int>& members = *sets_.members(request.process_set);
-  return joined_.any() && !joinable(request) &&
+  const std::vector<int>& members = *sets_.members(id.process_set);
+  return joined_.any() && !id.joinable &&
          std::any_of(members.begin(), members.end(), [&](int rank) { return joined_.has(rank); });
 }
 
-std::optional<std::uint64_t> Negotiator::take_ticket(const Key& key) {
-  const auto local = sent_.find(key);
-  if (local == sent_.end()) {
+std::optional<Negotiator::Local> Negotiator::take_local(const Key& key) {
+  const auto found = sent_.find(key);
+  if (found == sent_.end()) {
     return std::nullopt;
   }
-  const std::uint64_t ticket = local->second.ticket;
-  sent_.erase(local);
-  return ticket;
+  const Local local = found->second.local;
+  sent_.erase(found);
+  return local;
 }
 
 void Negotiator::answer(Answers& answers) const {
@@ -351,8 +411,8 @@ void Negotiator::answer(Answers& answers) const {
       answers.names.push_back({label_of(request.process_set, request.name), RankSet(rank_)});
     }
   };
-  for (const auto& [key, local] : sent_) {
-    add(*local.request);
+  for (const auto& [key, offer] : sent_) {
+    add(*offer.local.request);
   }
   for (const Local& local : fresh_) {
     add(*local.request);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -48,9 +49,11 @@ struct RoundOutcome {
 /// Readiness agreement without a master: AIACC-Training's bit vector (ICDCS 2022, decentralised
 /// synchronisation) generalised to tensors that were never registered.
 ///
-/// A replicated state machine. The first submission of a name travels as a request; once every
-/// member of its process set has sent one, all ranks take the same decision: fail it, or make it
-/// ready and give the name a slot. Later submissions with the same signature are one bit in that
+/// A replicated state machine. The first submission of a name travels as two digests, of the name
+/// and of everything else that must be equal; once every member of its process set has sent them,
+/// all ranks take the same decision: fail it, or make it ready and give the name a slot. The request
+/// itself travels where digests are not enough, from the lowest rank that has it, in the next round:
+/// to say in what requests differ, and for ranks that have joined, which give zeros. Later submissions with the same signature are one bit in that
 /// slot; a different signature frees the slot everywhere and starts over. A rank outside a slot's
 /// process set always sets the bit, so one AND serves all sets; so does a rank that has joined, for
 /// what it can answer with zeros. Equal requests of several ranks are one, here and in the message:
@@ -100,7 +103,7 @@ class Negotiator {
 
  private:
   /// Names are unique within a process set.
-  using Key = std::pair<std::uint32_t, std::string>;
+  using Key = ResponseCache::Key;
   /// A submission of this rank that is not ready yet.
   struct Local {
     const Request* request = nullptr;
@@ -109,6 +112,7 @@ class Negotiator {
   /// One that travels, with its key in the message.
   struct Offer {
     Local local;
+    Key name;
     std::string key;
   };
   /// Requests that have arrived for one name: those that differ, each with its senders, who are
@@ -119,7 +123,10 @@ class Negotiator {
     /// Of the process set that they form. Where ranks have told different ones, all of these, so
     /// that each of them gets to know. Empty: they form none.
     std::vector<int> formed;
+    std::size_t asked = 0;  ///< so many of the requests, by their lowest rank, are to be told
   };
+  /// Why this rank's request fails.
+  using Reason = std::function<Status(const Request&)>;
 
   void offer_requests();
   void check_requests(const RoundMessage& message) const;
@@ -128,6 +135,7 @@ class Negotiator {
   void apply_bits(const BitVector& ready, RoundOutcome& outcome);
   void take_requests(std::vector<SharedRequest>& requests, RoundOutcome& outcome);
   void take_request(SharedRequest&& shared, RoundOutcome& outcome);
+  void take_text(const SharedRequest& text);
   void take_join(int rank);
   void take_leave(std::uint32_t id, const RankSet& ranks);
   void settle_all(RoundOutcome& outcome);
@@ -136,18 +144,20 @@ class Negotiator {
     return waiting.formed.empty() ? *sets_.members(key.first) : waiting.formed;
   }
   void settle(const Key& key, RoundOutcome& outcome);
+  bool knows_enough(Waiting& waiting, bool some_absent);
   void conclude(const Key& key, const Waiting& waiting, RoundOutcome& outcome);
   void finish_join(RoundOutcome& outcome);
+  void check_parts(const Waiting& waiting, bool some_absent) const;
   void decide_on_sets(const Request& request, Response& response, RoundOutcome& outcome);
   void remove_set(std::uint32_t id, RoundOutcome& outcome);
-  void fail(const Key& key, const Status& status, RoundOutcome& outcome);
+  void fail(const Key& key, const Reason& reason, RoundOutcome& outcome);
   bool has_slot(const Request& request, ResponseCache::Slot slot) const;
-  void give_slot(const Request& request, const SharedPlacement& devices);
+  void give_slot(const SharedRequest& shared, const SharedPlacement& devices);
   void free_slot(ResponseCache::Slot slot);
   void vacate(ResponseCache::Slot slot);
   void requeue(ResponseCache::Slot slot);
-  bool never_again(const Request& request) const;
-  std::optional<std::uint64_t> take_ticket(const Key& key);
+  bool never_again(const RequestId& id) const;
+  std::optional<Local> take_local(const Key& key);
   void answer(Answers& answers) const;
 
   int rank_;
@@ -164,7 +174,8 @@ class Negotiator {
 
   std::vector<Local> fresh_;                  ///< to be sent as requests
   std::vector<Offer> offered_;                ///< in the message of the running round
-  std::map<Key, Local> sent_;                 ///< sent, waiting for the other ranks
+  std::map<Key, Offer> sent_;                 ///< sent, waiting for the other ranks
+  std::vector<SharedRequest> owed_;           ///< texts that this rank is to tell
   std::optional<Local> join_;                 ///< this rank's join
   BitVector bits_;                            ///< slots submitted here
   BitVector foreign_;                         ///< slots of process sets that this rank is not in

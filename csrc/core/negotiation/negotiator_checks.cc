@@ -25,52 +25,36 @@ int outsider(const Request& request, const RankSet& senders) {
   return outside;
 }
 
-/// What no rank submits, and the one that has sent it.
-struct Misdeed {
-  std::string problem;  ///< "" for none
-  int rank = -1;
-};
-
-Misdeed misdeed_of(const SharedRequest& shared, const std::vector<int>* members, int size) {
-  const Request& request = shared.request;
-  const Senders& senders = *shared.senders;
-  if (senders.last() >= size) {
-    return {"a job of " + std::to_string(size) + " ranks", senders.last()};
-  }
-  if (members != nullptr) {  // else the set was removed while this was on its way
-    const std::string common = common_problem(request, *members);
-    if (!common.empty()) {
-      return {common, senders.first()};
-    }
-    for (const Senders::Share& share : senders.shares) {
-      const std::string own = part_problem(request, share.part, *members);
-      if (!own.empty()) {
-        return {own, share.ranks.first()};
-      }
-    }
-  }
-  const int outside =
-      request.kind == OpKind::kFormProcessSet ? outsider(request, senders.ranks()) : -1;
-  return outside < 0 ? Misdeed()
-                     : Misdeed{"ranks " + shape_text(request.numbers) +
-                                   " (expected the sender's among them)",
-                               outside};
-}
-
 }  // namespace
+
+void refuse(const Request& request, int rank, const std::string& problem) {
+  throw Error(Code::kPeerLost,
+              "[negotiation] rank " + std::to_string(rank) + " sent " +
+                  operation_text(request.kind, request.process_set, request.name) + " with " +
+                  problem + "; no rank submits that: do all run the same aiacc version?");
+}
 
 /// Runs before anything else that reads requests: sizes of memory follow from them.
 void Negotiator::check_requests(const RoundMessage& message) const {
-  const auto size = static_cast<int>(sets_.members(0)->size());
-  for (const SharedRequest& shared : message.requests) {
-    const Request& request = shared.request;
-    const Misdeed misdeed = misdeed_of(shared, sets_.members(request.process_set), size);
-    if (!misdeed.problem.empty()) {
-      throw Error(Code::kPeerLost,
-                  "[negotiation] rank " + std::to_string(misdeed.rank) + " sent " +
-                      operation_text(request.kind, request.process_set, request.name) + " with " +
-                      misdeed.problem +
-                      "; no rank submits that: do all run the same aiacc version?");
+  for (const auto* list : {&message.requests, &message.texts}) {
+    for (const SharedRequest& shared : *list) {
+      const Senders& senders = *shared.senders;
+      const std::vector<int>* members = sets_.members(shared.id.process_set);
+      if (shared.request == nullptr || members == nullptr) {
+        continue;  // this rank has checked its own; and a set may go while a request is on its way
+      }
+      const Request& request = *shared.request;
+      const std::string problem = common_problem(request, *members);
+      if (!problem.empty()) {
+        refuse(request, senders.first(), problem);
+      }
+      const int outside =
+          request.kind == OpKind::kFormProcessSet ? outsider(request, senders.ranks()) : -1;
+      if (outside >= 0) {
+        refuse(request,
+               outside,
+               "ranks " + shape_text(request.numbers) + " (expected the sender's among them)");
+      }
     }
   }
 }
@@ -79,9 +63,9 @@ void Negotiator::check_requests(const RoundMessage& message) const {
 /// has said: its own buffers are as large as that.
 void Negotiator::check_own_requests(const RoundMessage& message) const {
   std::unordered_map<std::string_view, const Request*> offered;
-  for (const auto& [local, key] : offered_) {
-    if (!message.cut || key < *message.cut) {
-      offered.emplace(key, local.request);
+  for (const Offer& offer : offered_) {
+    if (!message.cut || offer.key < *message.cut) {
+      offered.emplace(offer.key, offer.local.request);
     }
   }
   bool equal = true;

@@ -6,9 +6,25 @@
 #include <vector>
 
 #include "csrc/core/negotiation/negotiator.h"
+#include "csrc/core/negotiation/request_checks.h"
+#include "csrc/core/negotiation/request_matching.h"
 #include "csrc/core/negotiation/response.h"
 
 namespace aiacc {
+namespace {
+
+/// Whether every rank has as many rows, so that the same requests have the same outcome again.
+bool equal_rows(const std::vector<SharedRequest>& requests) {
+  const std::vector<std::int64_t>& rows = requests.front().senders->shares.front().part.numbers;
+  return std::all_of(requests.begin(), requests.end(), [&](const SharedRequest& shared) {
+    const std::vector<Senders::Share>& shares = shared.senders->shares;
+    return std::all_of(shares.begin(), shares.end(), [&](const Senders::Share& share) {
+      return share.part.numbers == rows;
+    });
+  });
+}
+
+}  // namespace
 
 /// Only when all requests of the round are in: what lost its slot comes again from all its ranks at
 /// once, and is complete only with all of them.
@@ -32,12 +48,14 @@ void Negotiator::settle_all(RoundOutcome& outcome) {
   for (const Key& key : order) {
     settle(key, outcome);
   }
-  if (std::exchange(absence_came_, false)) {
-    if (joined_.all()) {
-      finish_join(outcome);
-    } else if (joined_.has(rank_)) {
-      news_ = true;  // the bits that this rank sets from now on
-    }
+  const bool absence_came = std::exchange(absence_came_, false);
+  // What waits for a text was submitted before its ranks joined.
+  if (joined_.all() && std::none_of(waiting_.begin(), waiting_.end(), [](const auto& waiting) {
+        return waiting.second.asked > 0;
+      })) {
+    finish_join(outcome);
+  } else if (absence_came && joined_.has(rank_)) {
+    news_ = true;  // the bits that this rank sets from now on
   }
 }
 
@@ -46,9 +64,10 @@ void Negotiator::settle(const Key& key, RoundOutcome& outcome) {
   if (found == waiting_.end()) {
     return;  // its process set was removed in this very round
   }
-  const Waiting& waiting = found->second;
+  Waiting& waiting = found->second;
   const std::vector<int>& members = members_of(key, waiting);
-  if (waiting.arrived.count() < members.size()) {
+  const bool some_absent = waiting.arrived.count() < members.size();
+  if (some_absent) {
     const auto left = leaving_.find(key.first);
     // Who has joined, or has left the set, is not waited for.
     const auto is_absent = [&](int rank) {
@@ -62,11 +81,11 @@ void Negotiator::settle(const Key& key, RoundOutcome& outcome) {
     });
     if (absent != members.end()) {
       for (const SharedRequest& shared : waiting.requests) {
-        if (!joinable(shared.request)) {
-          const Status status = joined_.has(*absent) ? joined_status(shared.request, *absent)
-                                                     : left_status(shared.request, *absent);
+        if (!shared.id.joinable) {
+          const auto why = joined_.has(*absent) ? &joined_status : &left_status;
+          const int rank = *absent;
           waiting_.erase(found);
-          fail(key, status, outcome);
+          fail(key, [&](const Request& mine) { return why(mine, rank); }, outcome);
           return;
         }
       }
@@ -75,48 +94,96 @@ void Negotiator::settle(const Key& key, RoundOutcome& outcome) {
       return;
     }
   }
+  check_parts(waiting, some_absent);
+  if (!knows_enough(waiting, some_absent)) {
+    return;
+  }
   const Waiting complete = std::move(found->second);
   waiting_.erase(found);
   conclude(key, complete, outcome);
 }
 
+/// Whether all ranks know the requests that it takes to decide: of requests that differ the first
+/// two, and what ranks that have joined give zeros for. What they do not is asked for.
+bool Negotiator::knows_enough(Waiting& waiting, bool some_absent) {
+  std::vector<SharedRequest>& requests = waiting.requests;
+  std::sort(requests.begin(), requests.end(), [](const auto& a, const auto& b) {
+    return a.senders->first() < b.senders->first();
+  });
+  if (requests.size() == 1 && !some_absent) {
+    return true;
+  }
+  std::size_t told = 0;
+  while (told < requests.size() && requests[told].told) {
+    const int first = requests.front().senders->first();
+    const int other = requests[told].senders->first();
+    if (!validate({requests.front().of(first), requests[told].of(other)}, {first, other}).ok()) {
+      return true;
+    }
+    ++told;
+  }
+  for (; waiting.asked < std::min(requests.size(), told + 2); ++waiting.asked) {
+    const SharedRequest& shared = requests[waiting.asked];
+    if (!shared.told && shared.senders->first() == rank_) {
+      owed_.push_back(shared.spelled_out(rank_));
+      news_ = true;
+    }
+  }
+  return told == requests.size();
+}
+
+/// Sizes of memory follow from the parts of others. All members come to this at the same time:
+/// when all of them know the request.
+void Negotiator::check_parts(const Waiting& waiting, bool some_absent) const {
+  const bool all_know = waiting.requests.size() == 1 && !some_absent;
+  for (const SharedRequest& shared : waiting.requests) {
+    if (shared.request == nullptr || !(shared.told || all_know)) {
+      continue;
+    }
+    const std::vector<int>& members = *sets_.members(shared.id.process_set);
+    for (const Senders::Share& share : shared.senders->shares) {
+      const std::string problem = part_problem(*shared.request, share.part, members);
+      if (!problem.empty()) {
+        refuse(*shared.request, share.ranks.first(), problem);
+      }
+    }
+  }
+}
+
 void Negotiator::conclude(const Key& key, const Waiting& waiting, RoundOutcome& outcome) {
   const std::vector<int>& members = members_of(key, waiting);
   const int member = index_in(members, rank_);
-  // Of those that differ the one of the lowest rank, in the order of these ranks.
-  std::vector<std::pair<int, const SharedRequest*>> distinct;
-  distinct.reserve(waiting.requests.size());
-  for (const SharedRequest& shared : waiting.requests) {
-    distinct.emplace_back(shared.senders->first(), &shared);
-  }
-  std::sort(distinct.begin(), distinct.end());
+  const SharedRequest& first = waiting.requests.front();
   std::vector<Request> requests;
   std::vector<int> ranks;
-  for (const auto& [rank, shared] : distinct) {
-    requests.push_back(shared->of(rank));
-    ranks.push_back(rank);
+  for (const SharedRequest& shared : waiting.requests) {
+    if (shared.told) {
+      ranks.push_back(shared.senders->first());
+      requests.push_back(shared.of(ranks.back()));
+    }
   }
-  const Request& first = requests.front();
   Response response;
-  response.status = validate(requests, ranks);
-  response.joined = joined_.any() && joinable(first);
-  bool uniform = true;
+  response.status = requests.empty() ? Status() : validate(requests, ranks);
+  response.joined = joined_.any() && first.id.joinable;
   if (response.status.ok()) {
     const auto parts = parts_of(waiting.requests, members);
-    if (first.on_gpu()) {
-      placement_ = placement_of(parts, placement_);
-      response.devices = placement_;
+    response.devices = placement_of(parts, placement_);
+    if (response.devices != nullptr) {
+      placement_ = response.devices;
     }
-    uniform = add_rows(first, parts, member, response.first_extents, response.value);
-    if (changes_sets(first.kind)) {
-      decide_on_sets(first, response, outcome);
+    if (member >= 0) {
+      add_rows(*first.request, parts, member, response.first_extents, response.value);
+    }
+    if (first.request != nullptr && changes_sets(first.request->kind)) {
+      decide_on_sets(*first.request, response, outcome);
     }
   }
-  if (response.status.ok() && uniform && first.cacheable && !never_again(first)) {
+  if (response.status.ok() && first.id.cacheable && !never_again(first.id) &&
+      equal_rows(waiting.requests)) {
     give_slot(first, response.devices);
   }
-  if (const auto ticket = take_ticket(key)) {
-    response.ticket = *ticket;
+  if (const auto local = take_local(key)) {
+    response.ticket = local->ticket;
   } else if (member < 0) {
     return;
   } else {
@@ -124,7 +191,7 @@ void Negotiator::conclude(const Key& key, const Waiting& waiting, RoundOutcome& 
     if (!response.status.ok()) {
       return;
     }
-    response.zeros = std::make_shared<Request>(first);
+    response.zeros = std::make_shared<Request>(*first.request);
   }
   outcome.ready.push_back(std::move(response));
 }
@@ -165,26 +232,24 @@ void Negotiator::remove_set(std::uint32_t id, RoundOutcome& outcome) {
     free_slot(slot);  // Whoever had set its bit sends a request, and is told.
   }
   std::vector<Key> keys;
-  for (auto at = waiting_.lower_bound({id, ""}); at != waiting_.end() && at->first.first == id;
+  for (auto at = waiting_.lower_bound({id, {}}); at != waiting_.end() && at->first.first == id;
        ++at) {
     keys.push_back(at->first);
   }
   for (const Key& key : keys) {
-    const auto found = waiting_.find(key);
-    const Status status = removed_set_status(found->second.requests.front().request);
-    waiting_.erase(found);
-    fail(key, status, outcome);
+    waiting_.erase(key);
+    fail(key, removed_set_status, outcome);
   }
   sets_.remove(id);
   leaving_.erase(id);
 }
 
 /// Fails this rank's submission of that name, if it has one.
-void Negotiator::fail(const Key& key, const Status& status, RoundOutcome& outcome) {
-  if (const auto ticket = take_ticket(key)) {
+void Negotiator::fail(const Key& key, const Reason& reason, RoundOutcome& outcome) {
+  if (const auto local = take_local(key)) {
     Response response;
-    response.ticket = *ticket;
-    response.status = status;
+    response.ticket = local->ticket;
+    response.status = reason(*local->request);
     outcome.ready.push_back(std::move(response));
   }
 }

@@ -176,9 +176,10 @@ std::string bytes_problem(const Request& request, const std::int64_t* rows) {
     for (std::size_t d = 0; d < tensor.shape.size(); ++d) {
       const std::int64_t extent = d == 0 && rows != nullptr ? rows[i] : tensor.shape[d];
       if (extent < 0 || static_cast<std::uint64_t>(extent) > kMaxTensorBytes / bytes) {
-        return "shape " + shape_text(tensor.shape) +
-               (rows != nullptr ? " with " + std::to_string(rows[i]) + " rows" : "") +
-               " (expected at most " + std::to_string(kMaxTensorBytes) + " bytes)";
+        std::vector<std::int64_t> shape = tensor.shape;
+        shape.front() = rows != nullptr ? rows[i] : shape.front();
+        return "shape " + shape_text(shape) + " (expected at most " +
+               std::to_string(kMaxTensorBytes) + " bytes)";
       }
       bytes *= std::max(static_cast<std::uint64_t>(extent), std::uint64_t{1});
     }
@@ -216,13 +217,16 @@ std::string size_problem(const Request& request) {
 
 /// What the ranks cannot agree on in one round.
 std::string travel_problem(const Request& request, const std::vector<int>& members) {
-  const std::size_t common = common_bytes(request);
-  if (common > kMaxCommonBytes) {
-    return "names and shapes of " + std::to_string(common) + " bytes (expected at most " +
-           std::to_string(kMaxCommonBytes) +
-           ", which the ranks can agree on at once); submit fewer tensors in a group";
+  std::size_t text = request.name.size();  // at most: what Writer makes of it
+  for (std::size_t i = 0; i < request.tensors(); ++i) {
+    text += 3 + 10 * request.tensor(i).shape.size();
   }
-  const std::size_t own = own_part_bytes(request);
+  if (text > kMaxTextBytes) {
+    return "names and shapes of up to " + std::to_string(text) + " bytes (expected at most " +
+           std::to_string(kMaxTextBytes) +
+           ", which a rank can tell the others at once); submit fewer tensors in a group";
+  }
+  const std::size_t own = part_bytes(own_part(request));
   if (own > kMaxPartsBytes / members.size()) {
     return "rows and splits that take " + std::to_string(own) +
            " bytes to tell (expected at most " + std::to_string(kMaxPartsBytes / members.size()) +
@@ -287,6 +291,9 @@ std::string common_problem(const Request& common, const std::vector<int>& member
 std::string part_problem(const Request& common,
                          const OwnPart& part,
                          const std::vector<int>& members) {
+  if (!fits(common, part)) {
+    return "rows or a GPU of another operation";
+  }
   if (common.kind != OpKind::kAllgather && common.kind != OpKind::kAlltoall) {
     return "";
   }

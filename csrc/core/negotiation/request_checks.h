@@ -16,11 +16,14 @@ namespace aiacc {
 void check_request(const Request& request, const std::vector<int>& members);
 
 /// Validates what another rank has sent; returns the problem as text: "" if a rank of `members` can
-/// have submitted it. `common` is what decode_common returns, `part` one of its senders' own. Pure.
+/// have submitted it. `common` is what request_of returns, `part` one of its senders' own. Pure.
 std::string common_problem(const Request& common, const std::vector<int>& members);
 std::string part_problem(const Request& common,
                          const OwnPart& part,
                          const std::vector<int>& members);
+
+/// Throws Error(kPeerLost) for what a rank has sent.
+[[noreturn]] void refuse(const Request& request, int rank, const std::string& problem);
 
 /// The same as `check_request` for a message among `size` ranks with this key.
 void check_message(const Request& request, const std::string& key, int size);

@@ -1,13 +1,12 @@
 #include "csrc/core/negotiation/request_codec.h"
 
+#include <string>
 #include <tuple>
 #include <utility>
 
 namespace aiacc {
 namespace {
 
-/// Kind, reduction, wire format with its numbers, two flags, root, process set, two scales.
-constexpr std::size_t kFixedBytes = 33;
 /// Encoded tensor of an empty shape.
 constexpr std::size_t kMinTensor = 2;
 
@@ -20,14 +19,6 @@ void put_numbers(const std::vector<std::int64_t>& numbers, Writer& writer) {
   for (const std::int64_t number : numbers) {
     writer.put_number(static_cast<std::uint64_t>(number));
   }
-}
-
-std::size_t bytes_of(const std::vector<std::int64_t>& numbers) {
-  std::size_t bytes = 0;
-  for (const std::int64_t number : numbers) {
-    bytes += number_bytes(static_cast<std::uint64_t>(number));
-  }
-  return bytes;
 }
 
 std::int64_t get_extent(Reader& reader) {
@@ -84,8 +75,10 @@ OwnPart own_part(const Request& request) {
   return part;
 }
 
-void encode_common(const Request& request, Writer& writer) {
+std::string text_of(const Request& request) {
   const bool own_rows = has_own_rows(request.kind);
+  Bytes bytes;
+  Writer writer(bytes);
   writer.put_text(request.name);
   writer.put(request.kind);
   writer.put(request.op);
@@ -97,19 +90,19 @@ void encode_common(const Request& request, Writer& writer) {
   writer.put(request.process_set);
   writer.put(request.prescale);
   writer.put(request.postscale);
-  encode_tensor(request, own_rows, writer);
-  writer.put_number(request.more.size());
-  for (const TensorSpec& tensor : request.more) {
-    encode_tensor(tensor, own_rows, writer);
+  writer.put_number(request.tensors());
+  for (std::size_t i = 0; i < request.tensors(); ++i) {
+    encode_tensor(request.tensor(i), own_rows, writer);
   }
   if (!has_own_numbers(request.kind)) {
     writer.put_number(request.numbers.size());
     put_numbers(request.numbers, writer);
   }
+  return {bytes.begin(), bytes.end()};
 }
 
-Request decode_common(std::string_view bytes) {
-  Reader reader(bytes);
+Request request_of(std::string_view text) {
+  Reader reader(text);
   Request request;
   request.name = reader.get_text(kMaxNameBytes);
   const auto kind = reader.get<std::uint8_t>();
@@ -131,10 +124,13 @@ Request decode_common(std::string_view bytes) {
   request.process_set = reader.get<std::uint32_t>();
   request.prescale = reader.get<double>();
   request.postscale = reader.get<double>();
-  decode_tensor(reader, request.kind, request);
-  request.more.resize(reader.count(kMaxGroupTensors, kMinTensor));
-  for (TensorSpec& tensor : request.more) {
-    decode_tensor(reader, request.kind, tensor);
+  const std::size_t tensors = reader.count(kMaxGroupTensors + 1, kMinTensor);
+  if (tensors == 0) {
+    Reader::malformed("a request without tensors");
+  }
+  request.more.resize(tensors - 1);
+  for (std::size_t i = 0; i < tensors; ++i) {
+    decode_tensor(reader, request.kind, i == 0 ? request : request.more[i - 1]);
   }
   if (!has_own_numbers(request.kind)) {
     request.numbers.resize(reader.count(kMostNumbers, 1));
@@ -146,13 +142,11 @@ Request decode_common(std::string_view bytes) {
   return request;
 }
 
-void check_part(const Request& common, const OwnPart& part) {
+bool fits(const Request& common, const OwnPart& part) {
   const std::size_t rows = has_own_rows(common.kind) ? common.tensors() : 0;
-  const bool fits =
-      has_own_numbers(common.kind) ? part.numbers.size() >= rows : part.numbers.size() == rows;
-  if (!fits || (part.device >= 0) != common.on_gpu()) {
-    Reader::malformed("a rank's part of another operation");
-  }
+  return (has_own_numbers(common.kind) ? part.numbers.size() >= rows
+                                       : part.numbers.size() == rows) &&
+         (part.device >= 0) == common.on_gpu();
 }
 
 Request with_part(Request common, const OwnPart& part) {
@@ -185,31 +179,44 @@ OwnPart decode_part(std::string_view bytes) {
 }
 
 std::size_t part_bytes(const OwnPart& part) {
-  return number_bytes(static_cast<std::uint32_t>(part.device + 1)) + bytes_of(part.numbers);
+  std::size_t bytes = number_bytes(static_cast<std::uint32_t>(part.device + 1));
+  for (const std::int64_t number : part.numbers) {
+    bytes += number_bytes(static_cast<std::uint64_t>(number));
+  }
+  return bytes;
 }
 
-std::size_t common_bytes(const Request& request) {
-  const bool own_rows = has_own_rows(request.kind);
-  std::size_t bytes = kFixedBytes + number_bytes(request.name.size()) + request.name.size() +
-                      number_bytes(request.more.size());
-  for (std::size_t i = 0; i < request.tensors(); ++i) {
-    const std::vector<std::int64_t>& shape = request.tensor(i).shape;
-    bytes += 1 + number_bytes(shape.size()) + bytes_of(shape);
-    if (own_rows && !shape.empty()) {
-      bytes -= number_bytes(static_cast<std::uint64_t>(shape.front())) - 1;
-    }
-  }
-  return bytes + (has_own_numbers(request.kind)
-                      ? 0
-                      : number_bytes(request.numbers.size()) + bytes_of(request.numbers));
+RequestId::RequestId(const Request& request, std::string_view text)
+    : process_set(request.process_set),
+      name(digest_of(request.name)),
+      signature(digest_of(text)),
+      joinable(aiacc::joinable(request)),
+      cacheable(request.cacheable && request.kind != OpKind::kAlltoall) {}
+
+bool operator==(const RequestId& a, const RequestId& b) {
+  return a.process_set == b.process_set && a.name == b.name && a.signature == b.signature &&
+         a.joinable == b.joinable && a.cacheable == b.cacheable;
 }
 
-std::size_t own_part_bytes(const Request& request) {
-  std::size_t bytes = number_bytes(static_cast<std::uint32_t>(request.device + 1));
-  for (std::size_t i = 0; has_own_rows(request.kind) && i < request.tensors(); ++i) {
-    bytes += number_bytes(static_cast<std::uint64_t>(request.tensor(i).shape.front()));
+void encode_id(const RequestId& id, Writer& writer) {
+  writer.put(id.process_set);
+  writer.put(id.name);
+  writer.put(id.signature);
+  writer.put(static_cast<std::uint8_t>((id.joinable ? 1 : 0) | (id.cacheable ? 2 : 0)));
+}
+
+RequestId decode_id(Reader& reader) {
+  RequestId id;
+  id.process_set = reader.get<std::uint32_t>();
+  id.name = reader.get<Digest>();
+  id.signature = reader.get<Digest>();
+  const auto flags = reader.get<std::uint8_t>();
+  id.joinable = (flags & 1) != 0;
+  id.cacheable = (flags & 2) != 0;
+  if (flags > 3 || (id.joinable && id.process_set != 0)) {
+    Reader::malformed("a request of an unknown kind");
   }
-  return bytes + (has_own_numbers(request.kind) ? bytes_of(request.numbers) : 0);
+  return id;
 }
 
 }  // namespace aiacc

@@ -29,7 +29,7 @@ MemberParts parts_of(const std::vector<SharedRequest>& requests, const std::vect
   return parts;
 }
 
-bool add_rows(const Request& first,
+void add_rows(const Request& first,
               const MemberParts& parts,
               int member,
               std::vector<std::int64_t>& rows,
@@ -39,24 +39,16 @@ bool add_rows(const Request& first,
       // Its first extent, then the splits.
       AIACC_CHECK(part != nullptr && part->numbers.size() == parts.size() + 1);
       value = std::accumulate(part->numbers.begin() + 1, part->numbers.end(), value);
-      if (member >= 0) {
-        rows.push_back(part->numbers[static_cast<std::size_t>(member) + 1]);
+      rows.push_back(part->numbers[static_cast<std::size_t>(member) + 1]);
+    }
+  } else if (first.kind == OpKind::kAllgather) {
+    for (std::size_t i = 0; i < first.tensors(); ++i) {
+      for (const OwnPart* part : parts) {
+        AIACC_CHECK(part != nullptr);
+        rows.push_back(part->numbers[i]);
       }
     }
-    return false;
   }
-  if (first.kind != OpKind::kAllgather) {
-    return true;
-  }
-  bool uniform = true;
-  for (std::size_t i = 0; i < first.tensors(); ++i) {
-    for (const OwnPart* part : parts) {
-      AIACC_CHECK(part != nullptr);
-      rows.push_back(part->numbers[i]);
-      uniform = uniform && rows.back() == first.tensor(i).shape.front();
-    }
-  }
-  return uniform;
 }
 
 SharedPlacement placement_of(const MemberParts& parts, const SharedPlacement& known) {

@@ -14,11 +14,10 @@ namespace aiacc {
 using MemberParts = std::vector<const OwnPart*>;
 MemberParts parts_of(const std::vector<SharedRequest>& requests, const std::vector<int>& members);
 
-/// What follows from requests that fit together, for member `member` (-1: a rank outside): appends
-/// to `rows` the numbers of rows that it gets from every member, and sets `value` to those that all
-/// send together (all-to-all). `first`: the request of the lowest rank. Pure. Returns whether the
-/// outcome is the same the next time that the same requests come, so that it can be cached.
-bool add_rows(const Request& first,
+/// What follows from requests that fit together, for member `member`: appends to `rows` the numbers
+/// of rows that it gets from every member, and sets `value` to those that all send together
+/// (all-to-all). `first`: the request of the lowest rank. Pure.
+void add_rows(const Request& first,
               const MemberParts& parts,
               int member,
               std::vector<std::int64_t>& rows,

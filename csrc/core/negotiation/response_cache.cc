@@ -5,20 +5,13 @@
 
 namespace aiacc {
 
-std::optional<ResponseCache::Slot> ResponseCache::find(std::uint32_t process_set,
-                                                       const std::string& name) const {
-  const auto names = by_name_.find(process_set);
-  if (names == by_name_.end()) {
-    return std::nullopt;
-  }
-  const auto found = names->second.find(name);
-  if (found == names->second.end()) {
-    return std::nullopt;
-  }
-  return found->second;
+std::optional<ResponseCache::Slot> ResponseCache::find(const Key& key) const {
+  const auto found = by_name_.find(key);
+  return found == by_name_.end() ? std::nullopt : std::optional(found->second);
 }
 
-std::optional<ResponseCache::Slot> ResponseCache::insert(const Request& request,
+std::optional<ResponseCache::Slot> ResponseCache::insert(const Key& key,
+                                                         const Request& request,
                                                          SharedPlacement devices,
                                                          std::vector<Slot>& evicted) {
   evicted.clear();
@@ -42,11 +35,12 @@ std::optional<ResponseCache::Slot> ResponseCache::insert(const Request& request,
   const Slot slot = *free_.begin();
   free_.erase(free_.begin());
   Entry& entry = entries_[slot];
+  entry.key = key;
   entry.request = request;
   entry.devices = std::move(devices);
   entry.valid = true;
   append(slot);
-  by_name_[request.process_set][request.name] = slot;
+  by_name_[key] = slot;
   return slot;
 }
 
@@ -59,12 +53,7 @@ void ResponseCache::touch(Slot slot) {
 }
 
 void ResponseCache::erase(Slot slot) {
-  const Request& request = entries_[slot].request;
-  const auto names = by_name_.find(request.process_set);
-  names->second.erase(request.name);
-  if (names->second.empty() && names->first != 0) {
-    by_name_.erase(names);
-  }
+  by_name_.erase(entries_[slot].key);
   unlink(slot);
   entries_[slot] = {};
   free_.insert(slot);

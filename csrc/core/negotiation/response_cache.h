@@ -1,19 +1,19 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <set>
-#include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "csrc/core/negotiation/message.h"
+#include "csrc/base/digest.h"
+#include "csrc/core/negotiation/request.h"
 #include "csrc/planning/device_placement.h"
 
 namespace aiacc {
 
-/// Cache of negotiated requests: name -> slot, so that a repeated submission is one bit.
+/// Cache of negotiated requests: digest of a name -> slot, so that a repeated submission is one bit.
 ///
 /// A replicated table: every rank applies the same calls in the same order, so slot numbers agree
 /// without a message. A name may have a slot in every process set.
@@ -27,6 +27,8 @@ namespace aiacc {
 class ResponseCache {
  public:
   using Slot = std::uint32_t;
+  /// Process set and digest of the name.
+  using Key = std::pair<std::uint32_t, Digest>;
 
   static constexpr std::uint64_t kPatience = std::uint64_t{1} << 18;
   /// At most so many names are in use; further ones stay on trial.
@@ -36,15 +38,17 @@ class ResponseCache {
       : capacity_(capacity), patience_(patience) {}
 
   /// The slot of this name in this process set, whatever its signature.
-  std::optional<Slot> find(std::uint32_t process_set, const std::string& name) const;
+  std::optional<Slot> find(const Key& key) const;
   bool has(Slot slot) const { return slot < entries_.size() && entries_[slot].valid; }
+  /// On a rank outside its process set all but that is blank.
   const Request& at(Slot slot) const { return entries_[slot].request; }
   /// The members' GPUs; null for a tensor in host memory.
   const SharedPlacement& devices(Slot slot) const { return entries_[slot].devices; }
 
   /// Lowest free slot, or none for this time. `evicted` receives the slots that had to go, one of
   /// which may be the new one.
-  std::optional<Slot> insert(const Request& request,
+  std::optional<Slot> insert(const Key& key,
+                             const Request& request,
                              SharedPlacement devices,
                              std::vector<Slot>& evicted);
   /// The name has come again.
@@ -68,6 +72,7 @@ class ResponseCache {
  private:
   static constexpr Slot kNone = ~Slot{0};
   struct Entry {
+    Key key;
     Request request;
     SharedPlacement devices;
     std::uint64_t used = 0;
@@ -94,7 +99,10 @@ class ResponseCache {
   List in_use_;
   std::vector<Entry> entries_;
   std::set<Slot> free_;
-  std::map<std::uint32_t, std::unordered_map<std::string, Slot>> by_name_;  ///< by process set
+  struct Hash {
+    std::size_t operator()(const Key& key) const { return key.second.low ^ key.first; }
+  };
+  std::unordered_map<Key, Slot, Hash> by_name_;
 };
 
 }  // namespace aiacc

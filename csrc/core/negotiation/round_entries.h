@@ -41,8 +41,9 @@ struct Senders {
 enum class EntryKind : char {
   kRequest = 0,
   kLast = 1,     ///< the request of a join or the removal of a set: after what was submitted before
-  kLane = 2,     ///< what a lane is at
-  kPending = 3,  ///< a name that waits; the empty one: the answer to a stall query
+  kText = 2,     ///< the text of a request, for ranks that lack it
+  kLane = 3,     ///< what a lane is at
+  kPending = 4,  ///< a name that waits; the empty one: the answer to a stall query
 };
 
 /// Something that one rank says, or several alike.

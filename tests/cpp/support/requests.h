@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +22,15 @@ inline Request make_request(std::string name, OpKind kind, std::vector<std::int6
   Request request = make_request(std::move(name), std::move(shape));
   request.kind = kind;
   return request;
+}
+
+/// What tells other ranks what `rank` has requested.
+inline SharedRequest text_from(int rank, const Request& request) {
+  SharedRequest shared(request, rank, 0);
+  shared.request = std::make_shared<Request>(request);
+  SharedRequest text = shared.spelled_out(rank);
+  text.request = shared.request;
+  return text;
 }
 
 /// A message as it travels.

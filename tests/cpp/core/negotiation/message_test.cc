@@ -1,6 +1,7 @@
 #include "csrc/core/negotiation/message.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,13 +16,7 @@
 namespace aiacc {
 namespace {
 
-RoundMessage message_of(int rank, std::size_t slots) {
-  RoundMessage message;
-  message.epoch = 3;
-  message.ready.grow(slots);
-  for (std::size_t slot = static_cast<std::size_t>(rank); slot < slots; slot += 3) {
-    message.ready.set(slot);
-  }
+std::vector<Request> requests_of(int rank) {
   std::vector<Request> requests = {make_request("layer.weight", {64, 3, 7, 7}),
                                    make_request("b", OpKind::kBarrier, {}),
                                    make_request("all", OpKind::kAlltoall, {4, 2}),
@@ -37,6 +32,18 @@ RoundMessage message_of(int rank, std::size_t slots) {
   requests[1].device = 2 + rank;
   requests[1].process_set = 7;
   requests[2].wire = WireFormat::kFloat8E4M3;
+  return requests;
+}
+
+RoundMessage message_of(int rank, std::size_t slots) {
+  RoundMessage message;
+  message.epoch = 3;
+  message.ready.grow(slots);
+  for (std::size_t slot = static_cast<std::size_t>(rank); slot < slots; slot += 3) {
+    message.ready.set(slot);
+  }
+  const std::vector<Request> requests = requests_of(rank);
+  message.texts = {text_from(rank, requests[0])};
   for (const Request& request : requests) {
     message.requests.emplace_back(
         request, rank, static_cast<std::uint32_t>(message.requests.size()));
@@ -65,15 +72,17 @@ TEST(RoundMessage, ComesBackAsItWasEncoded) {
     }
     ASSERT_EQ(got.requests.size(), message.requests.size());
     for (const SharedRequest& sent : message.requests) {
-      const auto same_name = [&](const auto& one) { return one.request.name == sent.request.name; };
-      const auto arrived = std::find_if(got.requests.begin(), got.requests.end(), same_name);
-      ASSERT_NE(arrived, got.requests.end()) << sent.request.name;
+      const auto same = [&](const auto& one) { return one.id == sent.id; };
+      const auto arrived = std::find_if(got.requests.begin(), got.requests.end(), same);
+      ASSERT_NE(arrived, got.requests.end());
       EXPECT_EQ(sent.key, arrived->key);
       EXPECT_EQ(sent.position, arrived->position);
-      EXPECT_EQ(sent.of(2).cacheable, arrived->of(2).cacheable);
-      EXPECT_EQ(sent.of(2).device, arrived->of(2).device);
-      EXPECT_TRUE(same_signature(sent.of(2), arrived->of(2))) << sent.request.name;
+      EXPECT_EQ(*sent.senders->part_of(2), *arrived->senders->part_of(2));
     }
+    ASSERT_EQ(got.texts.size(), 1U);
+    EXPECT_TRUE(got.texts[0].id == message.requests[0].id);
+    EXPECT_TRUE(same_signature(*got.texts[0].request, requests_of(2)[0]));
+    EXPECT_FALSE(got.texts[0].request->cacheable);
     ASSERT_EQ(got.answers.names.size(), 3U);
     EXPECT_EQ(got.answers.names[2].label, message.answers.names[2].label);
     const Parameters& parameters = got.proposal.value().parameters;
@@ -123,16 +132,15 @@ TEST(CombineRounds, AndsBitsOrsFlagsMergesEntries) {
     EXPECT_EQ(both.ready.test(slot), a.ready.test(slot) && b.ready.test(slot)) << slot;
   }
   ASSERT_EQ(both.requests.size(), 4U) << "equal requests are one";
+  std::set<std::int32_t> devices;
+  std::set<std::vector<std::int64_t>> rows;
   for (const SharedRequest& shared : both.requests) {
-    EXPECT_EQ(shared.senders->ranks(), RankSet(0, 1)) << shared.request.name;
-    for (const int rank : {0, 1}) {
-      const Request of_rank = shared.of(rank);
-      EXPECT_EQ(of_rank.device, shared.request.name == "b" ? 2 + rank : -1);
-      if (shared.request.name == "rows") {
-        EXPECT_EQ(of_rank.shape, (std::vector<std::int64_t>{rank, 5}));
-      }
-    }
+    EXPECT_EQ(shared.senders->ranks(), RankSet(0, 1));
+    devices.insert(shared.senders->part_of(1)->device);
+    rows.insert(shared.senders->part_of(1)->numbers);
   }
+  EXPECT_EQ(devices, (std::set<std::int32_t>{-1, 3}));
+  EXPECT_EQ(rows, (std::set<std::vector<std::int64_t>>{{}, {1}, {4, 0, 3, 1}}));
   EXPECT_EQ(both.answers.ranks, RankSet(0, 1));
   ASSERT_EQ(both.answers.names.size(), 3U);
   EXPECT_EQ(both.answers.names[0].ranks, RankSet(0, 1));

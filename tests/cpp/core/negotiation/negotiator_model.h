@@ -12,6 +12,7 @@
 
 #include "csrc/core/negotiation/negotiator.h"
 #include "csrc/core/negotiation/request_matching.h"
+#include "tests/cpp/support/requests.h"
 
 namespace aiacc {
 
@@ -34,7 +35,7 @@ class NegotiatorModel {
         mine.fresh.push_back(submission);
       }
     }
-    const auto slot = cache_.find(request.process_set, request.name);
+    const auto slot = cache_.find(slot_key_of(request));
     const auto place = static_cast<std::size_t>(sets_.index_of(request.process_set, rank));
     if (slot && same_signature(cache_.at(*slot), request) &&
         (cache_.devices(*slot) == nullptr || cache_.devices(*slot)->at(place) == request.device)) {
@@ -53,13 +54,22 @@ class NegotiatorModel {
     for (const Arrival& arrival : arrivals) {
       take(arrival);
     }
+    for (const auto& [text, owed] : std::exchange(owed_, {})) {
+      if (waiting_.count(owed.first) == 1) {
+        texts_[owed.first].insert(text);
+        touch(owed.first);
+      }
+    }
     settle();
     return told_;
   }
 
   /// Whether the rank must start the next round although nobody waits.
   bool urgent(int rank) const {
-    return !of(rank).fresh.empty() || (absence_ && joined_.count(rank) == 1);
+    return !of(rank).fresh.empty() || (absence_ && joined_.count(rank) == 1) ||
+           std::any_of(owed_.begin(), owed_.end(), [&](const auto& one) {
+             return one.second.second == rank;
+           });
   }
   const std::set<Key>& pending(int rank) const { return of(rank).pending; }
   const ProcessSetTable& sets() const { return sets_; }
@@ -78,7 +88,7 @@ class NegotiatorModel {
   struct Rank {
     std::vector<Submission> fresh;      ///< travels as a request in the next round
     std::map<Slot, Submission> bits;    ///< travels as a bit in each round
-    std::map<Key, std::uint64_t> sent;  ///< waits for others; tickets
+    std::map<Key, Submission> sent;  ///< waits for others
     std::set<Key> pending;              ///< all of these
   };
   /// Equal requests of one round. It counts where the last of its ranks has submitted it.
@@ -87,6 +97,15 @@ class NegotiatorModel {
     std::size_t position = 0;
   };
   static Key key_of(const Request& request) { return {request.process_set, request.name}; }
+  struct ByDigest {
+    bool operator()(const Key& a, const Key& b) const {
+      return std::make_pair(a.first, digest_of(a.second)) <
+             std::make_pair(b.first, digest_of(b.second));
+    }
+  };
+  static ResponseCache::Key slot_key_of(const Request& request) {
+    return {request.process_set, digest_of(request.name)};
+  }
   /// Whether ranks that have joined answer this.
   static bool takes_zeros(const Request& request) {
     return request.kind == OpKind::kAllreduce && request.process_set == 0 &&
@@ -106,7 +125,7 @@ class NegotiatorModel {
         Arrival& arrival = equal[SharedRequest(request, 0, 0).key];
         arrival.requests.emplace_back(rank, request);
         arrival.position = position++;
-        of(rank).sent[key_of(request)] = ticket;
+        of(rank).sent[key_of(request)] = {request, ticket};
       }
     }
     std::vector<Arrival> arrivals;
@@ -163,7 +182,7 @@ class NegotiatorModel {
     const Key key = key_of(request);
     if (sets_.members(key.first) == nullptr) {
       for (const auto& [rank, mine] : arrival.requests) {
-        fail(rank, request, removed(request));
+        fail(rank, key, removed);
       }
       return;
     }
@@ -181,14 +200,18 @@ class NegotiatorModel {
     free_slots([&](const Request& cached) { return key_of(cached) == key; });
     Requests& waiting = waiting_[key];
     waiting.insert(waiting.end(), arrival.requests.begin(), arrival.requests.end());
-    touched_.erase(std::remove(touched_.begin(), touched_.end(), key), touched_.end());
-    touched_.push_back(key);
+    touch(key);
     if (request.kind == OpKind::kLeaveProcessSet) {
       for (const auto& [rank, mine] : arrival.requests) {
         left_[key.first].insert(rank);
       }
       free_slots([&](const Request& cached) { return cached.process_set == key.first; });
     }
+  }
+
+  void touch(const Key& key) {
+    touched_.erase(std::remove(touched_.begin(), touched_.end(), key), touched_.end());
+    touched_.push_back(key);
   }
 
   template <class Chosen>
@@ -221,13 +244,13 @@ class NegotiatorModel {
         settle(key, found->second);
       }
     }
-    if (joined_.size() == ranks_.size()) {
+    if (joined_.size() == ranks_.size() && owed_.empty()) {
       Response response;
       response.value = last_joined_;
       for (int rank = 0; rank < size(); ++rank) {
         Request join;
         join.name = "join";
-        tell(rank, join, take_ticket(rank, {0, "join"}), response);
+        tell(rank, join, take_sent(rank, {0, "join"}).ticket, response);
       }
       joined_.clear();
     }
@@ -258,12 +281,51 @@ class NegotiatorModel {
     const auto needs_all = std::find_if(
         waiting.begin(), waiting.end(), [](const auto& one) { return !takes_zeros(one.second); });
     if (absent >= 0 && needs_all != waiting.end()) {
-      waiting_.erase(key);
-      fail_all(needs_all->second, absence_of(absent, needs_all->second));
-    } else if (!missing) {
-      waiting_.erase(key);
+      forget(key);
+      fail_all(key, [&](const Request& mine) { return absence_of(absent, mine); });
+    } else if (!missing && knows_enough(key, waiting, absent >= 0)) {
+      forget(key);
       conclude(std::move(waiting), {ranks.begin(), ranks.end()});
     }
+  }
+
+  /// Texts travel to say in what the first two that differ do so, and for zeros. The lowest rank
+  /// that has one tells it in the next round.
+  bool knows_enough(const Key& key, const Requests& waiting, bool some_absent) {
+    std::map<std::string, std::pair<int, Request>> lowest;
+    for (const auto& [rank, request] : waiting) {
+      const auto [one, fresh] = lowest.try_emplace(SharedRequest(request, 0, 0).key, rank, request);
+      if (rank < one->second.first) {
+        one->second = {rank, request};
+      }
+    }
+    std::vector<std::pair<int, Request>> differ;
+    for (const auto& [text, one] : lowest) {
+      differ.push_back(one);
+    }
+    std::sort(differ.begin(), differ.end(), [](const auto& a, const auto& b) {
+      return a.first < b.first;
+    });
+    if (differ.size() == 1 && !some_absent) {
+      return true;
+    }
+    const auto text = [&](std::size_t i) { return text_from(differ[i].first, differ[i].second).key; };
+    const auto is_told = [&](std::size_t i) {
+      return changes_sets(differ[i].second.kind) || texts_[key].count(text(i)) == 1;
+    };
+    std::size_t told = 0;
+    for (; told < differ.size() && is_told(told); ++told) {
+      const auto& [rank, request] = differ[told];
+      if (!validate({differ[0].second, request}, {differ[0].first, rank}).ok()) {
+        return true;
+      }
+    }
+    for (std::size_t i = told; i < std::min(differ.size(), told + 2); ++i) {
+      if (!is_told(i)) {
+        owed_[text(i)] = {key, differ[i].first};
+      }
+    }
+    return told == differ.size();
   }
 
   void conclude(Requests waiting, const std::vector<int>& members) {
@@ -306,13 +368,13 @@ class NegotiatorModel {
     }
     if (again) {
       std::vector<Slot> evicted;
-      cache_.insert(first, response.devices, evicted);
+      cache_.insert(slot_key_of(first), first, response.devices, evicted);
       for (const Slot slot : evicted) {
         vacate(slot);
       }
     }
     for (int rank = 0; rank < size(); ++rank) {
-      const std::uint64_t ticket = take_ticket(rank, key_of(first));
+      const std::uint64_t ticket = take_sent(rank, key_of(first)).ticket;
       Response mine = response;
       for (std::size_t i = 0; ok && first.kind == OpKind::kAlltoall && i < requests.size(); ++i) {
         for (std::size_t to = 0; to < members.size(); ++to) {
@@ -352,31 +414,38 @@ class NegotiatorModel {
   void remove(std::uint32_t id) {
     free_slots([&](const Request& cached) { return cached.process_set == id; });
     for (auto at = waiting_.begin(); at != waiting_.end();) {
-      const Request first = at->second.front().second;
-      at = first.process_set == id ? waiting_.erase(at) : std::next(at);
-      if (first.process_set == id) {
-        fail_all(first, removed(first));
+      const Key key = (at++)->first;
+      if (key.first == id) {
+        forget(key);
+        fail_all(key, removed);
       }
     }
     sets_.remove(id);
     left_.erase(id);
   }
 
-  /// 0: it has submitted nothing of the kind.
-  std::uint64_t take_ticket(int rank, const Key& key) {
-    const auto found = of(rank).sent.find(key);
-    return found == of(rank).sent.end() ? 0 : of(rank).sent.extract(found).mapped();
+  void forget(const Key& key) {
+    waiting_.erase(key);
+    texts_.erase(key);
   }
-  void fail(int rank, const Request& request, const Status& status) {
-    Response response;
-    response.status = status;
-    if (const std::uint64_t ticket = take_ticket(rank, key_of(request))) {
-      tell(rank, request, ticket, response);
+  /// With ticket 0 if the rank has submitted nothing of the kind.
+  Submission take_sent(int rank, const Key& key) {
+    const auto found = of(rank).sent.find(key);
+    return found == of(rank).sent.end() ? Submission() : of(rank).sent.extract(found).mapped();
+  }
+  template <class Reason>
+  void fail(int rank, const Key& key, const Reason& reason) {
+    const Submission mine = take_sent(rank, key);
+    if (mine.ticket != 0) {
+      Response response;
+      response.status = reason(mine.request);
+      tell(rank, mine.request, mine.ticket, response);
     }
   }
-  void fail_all(const Request& request, const Status& status) {
+  template <class Reason>
+  void fail_all(const Key& key, const Reason& reason) {
     for (int rank = 0; rank < size(); ++rank) {
-      fail(rank, request, status);
+      fail(rank, key, reason);
     }
   }
 
@@ -413,7 +482,9 @@ class NegotiatorModel {
   ResponseCache cache_;
   ProcessSetTable sets_;
   std::uint32_t last_set_ = 0;
-  std::map<Key, Requests> waiting_;
+  std::map<Key, Requests, ByDigest> waiting_;
+  std::map<Key, std::set<std::string>> texts_;             ///< texts that have travelled
+  std::map<std::string, std::pair<Key, int>> owed_;        ///< those that a rank is to tell next
   std::vector<Key> touched_;  ///< in this round, the last one last
   std::set<int> joined_;
   int last_joined_ = -1;

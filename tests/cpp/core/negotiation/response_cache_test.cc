@@ -17,15 +17,20 @@ namespace {
 
 using Slot = ResponseCache::Slot;
 
+ResponseCache::Key key_of(const Request& request) {
+  return {request.process_set, digest_of(request.name)};
+}
+
 /// Uses the names in this order; how many of them had no slot.
 std::size_t misses_of_step(ResponseCache& cache, const std::vector<std::string>& names) {
   std::size_t misses = 0;
   for (const std::string& name : names) {
-    if (const auto slot = cache.find(0, name)) {
+    const Request request = make_request(name);
+    if (const auto slot = cache.find(key_of(request))) {
       cache.touch(*slot);
     } else {
       std::vector<Slot> evicted;
-      cache.insert(make_request(name), nullptr, evicted);
+      cache.insert(key_of(request), request, nullptr, evicted);
       ++misses;
     }
   }
@@ -80,7 +85,7 @@ TEST(ResponseCache, GivesTheLowestSlotAndTakesThoseUnusedForLong) {
       Request request = make_request(std::string(1, static_cast<char>('a' + random() % 6)));
       request.process_set = random() % 2 == 0 ? 0 : 3;
       const Key key(request.process_set, request.name);
-      const auto slot = cache.find(key.first, key.second);
+      const auto slot = cache.find(key_of(request));
       ASSERT_EQ(slot.has_value(), known.count(key) == 1) << key.second;
       if (slot && random() % 4 == 0) {
         cache.erase(*slot);
@@ -118,7 +123,7 @@ TEST(ResponseCache, GivesTheLowestSlotAndTakesThoseUnusedForLong) {
         on_trial += one.in_use ? 0 : 1;
       }
       std::vector<Slot> evicted;
-      const auto inserted = cache.insert(request, nullptr, evicted);
+      const auto inserted = cache.insert(key_of(request), request, nullptr, evicted);
       ASSERT_EQ(evicted, expected);
       ASSERT_EQ(inserted.has_value(), on_trial < capacity);
       if (inserted) {

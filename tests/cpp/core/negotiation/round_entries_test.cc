@@ -83,7 +83,7 @@ TEST_P(RoundEntriesTest, NumbersOfGpusAreWrittenOnce) {
     });
     for (const SharedRequest& shared : decoded(all).requests) {
       for (int rank = 0; rank < size(); ++rank) {
-        EXPECT_EQ(shared.of(rank).device, rank % 8);
+        EXPECT_EQ(shared.senders->part_of(rank)->device, rank % 8);
       }
     }
     return all.size();
@@ -108,9 +108,9 @@ TEST_P(RoundEntriesTest, TheUnionDoesNotDependOnTheOrderOfFolding) {
   for (std::uint32_t seed = 0; seed < seeds; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 random(seed);
-    const std::size_t names = 80 + random() % 80;
+    const std::size_t names = 130 + random() % 80;
     const std::size_t name_bytes = seed % 2 == 0 || many ? 10 : 60000;
-    const std::size_t each = size() > 3 ? 6 : 80;
+    const std::size_t each = size() > 3 ? 6 : 130;
     std::vector<Bytes> shares;
     for (int rank = 0; rank < size(); ++rank) {
       std::vector<Request> requests;
@@ -119,7 +119,8 @@ TEST_P(RoundEntriesTest, TheUnionDoesNotDependOnTheOrderOfFolding) {
         mine.insert(random() % names);
       }
       for (const std::size_t name : mine) {
-        const auto kind = name % 3 == 0 ? OpKind::kAllgather : OpKind::kAllreduce;
+        // Those of process sets travel with their names.
+        const auto kind = name % 3 == 0 ? OpKind::kAllgather : OpKind::kAddProcessSet;
         requests.push_back(make_request(std::to_string(name) + std::string(name_bytes, 'x'),
                                         kind,
                                         {1 + static_cast<std::int64_t>(random() % 2), 2}));
@@ -157,14 +158,17 @@ INSTANTIATE_TEST_SUITE_P(Sizes, RoundEntriesTest, testing::Values(1, 2, 3, 64, 6
 TEST(RoundEntries, WhatIsTooLargeForARoundTravelsAlone) {
   Request group = make_request("group");
   group.more.assign(600'000, {DataType::kFloat32, {1'000'000, 1'000'000}});
-  EXPECT_GT(common_bytes(group), kRoundBudget);
-  const RoundMessage message = decoded(union_of(2, [&](int rank) {
-    const Request later = make_request("a.name.that.comes.later");
-    return rank == 0 ? std::vector<Request>{group} : std::vector<Request>{group, later};
-  }));
-  ASSERT_EQ(message.requests.size(), 1U);
-  EXPECT_EQ(message.requests[0].senders->ranks(), RankSet(0, 1));
-  EXPECT_TRUE(message.cut);
+  EXPECT_GT(text_of(group).size(), kRoundBudget);
+  RoundMessage told;
+  told.texts = {text_from(1, group), text_from(1, make_request("b"))};
+  Bytes both = share_of(0, {make_request("a")});
+  combine_rounds(both, encoded(told));
+  const RoundMessage first = decoded(both);
+  EXPECT_TRUE(first.cut);
+  EXPECT_EQ(first.requests.size() + first.texts.size(), told.texts[1].key < told.texts[0].key ? 2U : 1U);
+  RoundMessage alone;
+  alone.texts = {told.texts[0]};
+  EXPECT_EQ(decoded(encoded(alone)).texts.at(0).request->tensors(), group.tensors());
 }
 
 TEST(RoundEntries, TwoRanksCannotSpeakForOne) {
@@ -184,7 +188,7 @@ TEST(CheckRequest, WhatNoMessageCanHoldIsRefusedWhereItIsSubmitted) {
     return std::string();
   };
   Request group = make_request("group");
-  group.more.assign(600'000, {DataType::kFloat32, {1, 1, 1, 1, 1, 1, 1}});
+  group.more.assign(100'000, {DataType::kFloat32, {1, 1, 1, 1, 1, 1, 1}});
   EXPECT_EQ(problem_of(group, 2), "");
   group.more.resize(kMaxGroupTensors, group.more.front());
   EXPECT_NE(problem_of(group, 2).find("(expected at most 8388608"), std::string::npos);
@@ -196,10 +200,10 @@ TEST(CheckRequest, WhatNoMessageCanHoldIsRefusedWhereItIsSubmitted) {
   Request splits = make_request("splits", OpKind::kAlltoall, {1024 * 300});
   splits.numbers.assign(1024, 300);
   EXPECT_EQ(problem_of(splits, 1024), "");
-  EXPECT_LE(kRoundBudget + 2 * kMaxCommonBytes + kMaxPartsBytes, FrameDecoder::kMaxPayload);
+  EXPECT_LE(kRoundBudget + 2 * kMaxTextBytes + kMaxPartsBytes, FrameDecoder::kMaxPayload);
 }
 
-TEST(RequestCodec, BothPartsArriveAndHaveTheSizesThatWereFiguredOut) {
+TEST(RequestCodec, BothPartsArrive) {
   std::mt19937 random(1);
   for (int i = 0; i < 2000; ++i) {
     Request request = make_request(std::string(random() % 300, 'n'),
@@ -210,14 +214,13 @@ TEST(RequestCodec, BothPartsArriveAndHaveTheSizesThatWereFiguredOut) {
     request.device = static_cast<std::int32_t>(random() % 300) - 1;
     request.wire = static_cast<WireFormat>(random() % kWireFormats);
     request.wire_detail = static_cast<std::uint32_t>(random());
-    Bytes common;
-    Writer writer(common);
-    encode_common(request, writer);
-    EXPECT_EQ(common.size(), common_bytes(request));
-    EXPECT_EQ(part_bytes(own_part(request)), own_part_bytes(request));
-    const Request arrived =
-        with_part(decode_common({reinterpret_cast<const char*>(common.data()), common.size()}),
-                  own_part(request));
+    Bytes part;
+    Writer writer(part);
+    encode_part(own_part(request), writer);
+    EXPECT_EQ(part.size(), part_bytes(own_part(request)));
+    const Request arrived = with_part(
+        request_of(text_of(request)),
+        decode_part({reinterpret_cast<const char*>(part.data()), part.size()}));
     EXPECT_TRUE(same_signature(request, arrived)) << i;
     EXPECT_EQ(request.name, arrived.name);
     EXPECT_EQ(request.device, arrived.device);

@@ -144,30 +144,42 @@ class Liar {
   }
 
   void change_requests(RoundMessage& message, int rank, int size) {
+    if (!message.texts.empty() && chance(2)) {
+      SharedRequest& text = message.texts[below(message.texts.size())];
+      text = text_from(rank, changed(*text.request));
+      return;
+    }
     if (message.requests.empty() || chance(4)) {
       Request request;
       request.name = "new";
       request.shape = {2};
-      change(request);
+      request = changed(request);
       message.requests.emplace_back(request, rank, 0);
+      message.texts.push_back(text_from(rank, request));
       return;
     }
     SharedRequest& shared = message.requests[below(message.requests.size())];
-    if (chance(6)) {
-      // Well-formed, but with numbers that come apart from the rest.
+    const int sender =
+        chance(6) ? static_cast<int>(below(static_cast<std::size_t>(size) + 1)) : rank;
+    if (chance(3)) {
       Senders senders = *shared.senders;
       change(senders.shares[0].part.numbers);
+      senders.shares[0].ranks = RankSet(sender);
       shared.senders = std::make_shared<Senders>(senders);
-      apart_ = true;
-      return;
+    } else if (shared.request != nullptr) {
+      shared = SharedRequest(
+          changed(shared.of(shared.senders->first())), sender, static_cast<std::uint32_t>(below(4)));
+    } else {
+      shared.key[1 + below(shared.key.size() - 1)] ^= static_cast<char>(1U << below(8));
     }
-    Request request = shared.of(shared.senders->first());
+    apart_ = true;
+  }
+
+  Request changed(Request request) {
     if (!chance(6)) {
       change(request);
     }
-    const int sender =
-        chance(6) ? static_cast<int>(below(static_cast<std::size_t>(size) + 1)) : rank;
-    shared = SharedRequest(request, sender, static_cast<std::uint32_t>(below(4)));
+    return request;
   }
 
   std::mt19937 random_;
