@@ -53,6 +53,9 @@ bool same_shape(OpKind kind, const TensorSpec& a, const TensorSpec& b) {
 
 const std::vector<Check>& checks() {
   static const std::vector<Check> table = {
+      {"name",  // of one digest
+       [](const Request& r) { return "'" + r.name + "'"; },
+       [](const Request& a, const Request& b) { return a.name == b.name; }},
       {"operation",
        [](const Request& r) { return std::string(name_of(r.kind)); },
        [](const Request& a, const Request& b) { return a.kind == b.kind; }},

@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/negotiators.h"
 #include "tests/cpp/support/requests.h"
 
@@ -51,6 +52,35 @@ TEST(NegotiatorCost, ARoundSaysWhetherItFormsASet) {
     }
     EXPECT_EQ(flags_of(ranks.begin_round()[0]) & kFlagForming, forms ? kFlagForming : 0U);
     ranks.finish_round();
+  }
+}
+
+/// Two names with one digest, of which there are few.
+const std::string kTwins[] = {R"(<?WEU-%h~(\7,aHY*V4Mi6kc*V)", R"(7!,Y(k9a3*Q!--[+)Sd?,o#;%m)"};
+
+TEST(NegotiatorDigests, TwoNamesWithOneDigestAreToldApart) {
+  ASSERT_EQ(digest_of(kTwins[0]), digest_of(kTwins[1]));
+  NegotiatingRanks apart(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    apart.submit(rank, make_request(kTwins[rank / 2]));
+  }
+  EXPECT_TRUE(apart.round()[0].ready.empty()) << "the texts are on their way";
+  for (const RoundOutcome& outcome : apart.round()) {
+    expect_error(outcome.ready.at(0).status,
+                 Code::kMismatch,
+                 {"rank 0 submitted name '" + kTwins[0], "rank 2 submitted name '" + kTwins[1]});
+  }
+  for (const bool cached : {false, true}) {
+    NegotiatingRanks both(2);
+    const auto submit_both = [&] {
+      both.submit_everywhere(make_request(kTwins[0]));
+      if (cached) {
+        both.round();
+      }
+      both.submit_everywhere(make_request(kTwins[1]));
+      both.round();
+    };
+    expect_error(status_of(submit_both), Code::kMismatch, {kTwins[0], kTwins[1], "another name"});
   }
 }
 
