@@ -135,7 +135,6 @@ class Coordinator {
   void loop();
   void wait_until_done(const Operation& operation, const std::function<void()>& on_tick);
   void run_alone(const Operation& operation);
-  void step();
   Clock::time_point linger_end() const;
   bool want_round();
   bool busy();
@@ -144,7 +143,6 @@ class Coordinator {
   void run_round(Runner runner = Runner::kLoop);
   void propose_weights();
   void throw_lane_failure();
-  bool still_moves() noexcept;
   void report_stalls(const Answers& answers);
   void look_after_peers_and_stalls();
   Clock::time_point next_deadline();
@@ -162,8 +160,6 @@ class Coordinator {
   std::atomic<bool> stopping_{false};
   std::atomic<bool> in_round_{false};  ///< whoever runs rounds waits for other ranks
   std::atomic<bool> failed_{false};
-  /// There are other process sets than that of all ranks.
-  std::atomic<bool> has_sets_{false};
   std::atomic<std::uint64_t> unit_bytes_{0};  ///< of the current epoch, for submitting threads
   std::atomic<std::uint32_t> lanes_{0};       ///< of the current epoch
   std::atomic<double> gpu_byte_weight_{1.0};  ///< Operation::byte_weight of tensors on GPUs

@@ -32,6 +32,11 @@ constexpr std::chrono::seconds kDrainGpu{5};
 /// it.
 constexpr std::chrono::seconds kAbortGpu{2};
 
+bool any_stuck(const std::vector<LaneReport>& reports) {
+  return std::any_of(
+      reports.begin(), reports.end(), [](const LaneReport& lane) { return lane.stuck; });
+}
+
 }  // namespace
 
 /// The one exception to callers that wait: one whose operation is alone in the table runs rounds
@@ -49,10 +54,10 @@ void Coordinator::run_alone(const Operation& operation) {
       !plane_.lets_callers_run()) {
     return;
   }
-  Lanes& lanes = dispatcher_.lanes();
   if (!operation.request.on_gpu()) {  // whose units wait for what the framework has queued there
-    const bool is_short = !has_sets_.load() && operation.request.total_bytes() <= kOwnBytes;
-    lanes.keep_for(operation, is_short ? kOwnBytes : 0);
+    const bool is_short =
+        negotiator_.process_sets().size() == 1 && operation.request.total_bytes() <= kOwnBytes;
+    dispatcher_.keep_for(operation, is_short ? kOwnBytes : 0);
   }
   try {
     plane_.service();
@@ -63,7 +68,7 @@ void Coordinator::run_alone(const Operation& operation) {
   } catch (...) {
     fail(reported_by(plane_.rank(), current_exception_status()));
   }
-  Lane* own = lanes.take_kept();
+  Lane* own = dispatcher_.take_kept();
   plane_.has_share(!is_idle());
   lock.unlock();
   if (own != nullptr) {
@@ -95,7 +100,12 @@ void Coordinator::loop() {
       if (stopping_.load()) {
         throw Error(end_status());
       }
-      step();
+      plane_.service();
+      while (want_round()) {
+        run_round();
+        plane_.service();
+      }
+      look_after_peers_and_stalls();
       plane_.has_share(!is_idle());
       deadline = next_deadline();
     } catch (...) {
@@ -104,16 +114,6 @@ void Coordinator::loop() {
     }
     plane_.at_work(false);
   }
-}
-
-/// Does all there is to do now, without waiting for anything but running rounds.
-void Coordinator::step() {
-  plane_.service();
-  while (want_round()) {
-    run_round();
-    plane_.service();
-  }
-  look_after_peers_and_stalls();
 }
 
 /// When what is queued is worth a round whatever comes.
@@ -156,10 +156,7 @@ bool Coordinator::is_idle() const {
 /// submit the same tensors in the same order has at most one round for each of them, however far
 /// the ranks are apart.
 bool Coordinator::is_vain() {
-  if (!is_idle()) {
-    return false;
-  }
-  if ((plane_.pending_flags() & kFlagForming) != 0) {
+  if (!is_idle() || (plane_.pending_flags() & kFlagForming) != 0) {
     return false;
   }
   if (vain_since_ == Clock::time_point{}) {
@@ -190,7 +187,6 @@ void Coordinator::run_round(Runner runner) {
   const RoundOutcome& outcome = negotiator_.apply(message_);
   check_parameters(negotiator_.parameters(), static_cast<std::uint32_t>(engine_.lanes()));
   publish(negotiator_.parameters());
-  has_sets_.store(negotiator_.process_sets().size() > 1);
   if (timeline_.marks_rounds()) {
     timeline_.record("round", "CYCLE_START", "rounds", start, Clock::now(), message_.size());
   }
@@ -231,10 +227,7 @@ void Coordinator::throw_lane_failure() {
 
 void Coordinator::look_after_peers_and_stalls() {
   const auto now = Clock::now();
-  if (now < looked_ + tick_) {
-    return;
-  }
-  if (table_.in_flight() == 0 && !busy()) {
+  if (now < looked_ + tick_ || (table_.in_flight() == 0 && !busy())) {
     return;
   }
   looked_ = now;
@@ -243,7 +236,8 @@ void Coordinator::look_after_peers_and_stalls() {
     communicators_.check_gpu();
     device_path_.look_after();
   }
-  const bool asks_for_units = unit_watch_.should_ask(dispatcher_.longest_wait(), now);
+  const bool asks_for_units =
+      any_stuck(dispatcher_.reports(unit_watch_.ask_after_s())) && unit_watch_.should_ask(now);
   if (stalls_.should_ask(table_.undispatched(), now) || asks_for_units) {
     negotiator_.ask_for_stalls();
     do {
@@ -287,15 +281,6 @@ Clock::time_point Coordinator::next_deadline() {
   return deadline;
 }
 
-/// Whether no lane has stood still for as long as it may after an orderly shutdown.
-bool Coordinator::still_moves() noexcept {
-  try {
-    return std::chrono::duration<double>(dispatcher_.lanes().longest_wait()) < kDrain;
-  } catch (...) {  // no memory
-    return false;
-  }
-}
-
 /// The runner's. Buffers of failed operations are not touched any more when this returns.
 void Coordinator::fail(const Status& status) noexcept {
   if (failed_.load()) {
@@ -304,8 +289,10 @@ void Coordinator::fail(const Status& status) noexcept {
   const bool orderly = status.code() == Code::kShutdown;
   plane_.abort(status);
   if (orderly) {
+    constexpr double kDrainS = std::chrono::duration<double>(kDrain).count();
     const auto latest = Clock::now() + kDrainMoving;
-    while (!dispatcher_.drain(Clock::now() + kDrain) && Clock::now() < latest && still_moves()) {
+    while (!dispatcher_.drain(Clock::now() + kDrain) && Clock::now() < latest &&
+           !any_stuck(dispatcher_.host_reports(kDrainS))) {
     }
     messenger_.drain(Clock::now() + kDrain);
     device_path_.drain(Clock::now() + kDrainGpu);

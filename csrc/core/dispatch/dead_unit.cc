@@ -97,11 +97,8 @@ std::optional<DeadUnit> dead_unit(const Answers& answers,
                   describe(*first, *sets.members(first->process_set), lanes, limit_s)};
 }
 
-bool DeadUnitWatch::should_ask(double longest_wait_s, Clock::time_point now) {
-  // Later than this rank's own limit, so that the other members have most likely waited for so
-  // long, too.
-  constexpr double kAskAfter = 1.125;
-  if (longest_wait_s < kAskAfter * limit_s_ || now < ask_at_) {
+bool DeadUnitWatch::should_ask(Clock::time_point now) {
+  if (now < ask_at_) {
     return false;
   }
   ask_at_ = now + duration_of(limit_s_);

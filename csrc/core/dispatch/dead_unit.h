@@ -52,8 +52,11 @@ class DeadUnitWatch {
  public:
   explicit DeadUnitWatch(double limit_s) : limit_s_(limit_s) {}
 
-  /// Whether to ask, if some lane here has waited for so long.
-  bool should_ask(double longest_wait_s, Clock::time_point now);
+  /// How long a lane here has waited for others when this rank asks: longer than its limit, so that
+  /// the other members have most likely waited for so long, too.
+  double ask_after_s() const { return 1.125 * limit_s_; }
+  /// Whether to ask now, since some lane has waited for so long; remembers that it did.
+  bool should_ask(Clock::time_point now);
   /// How long a lane must have waited to be reported as stuck. Nothing is stuck between two
   /// answers, since others may ask for reasons of their own.
   double limit_s(Clock::time_point now) const;

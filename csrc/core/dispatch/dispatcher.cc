@@ -11,9 +11,9 @@ namespace {
 /// "ALLREDUCE", as Horovod writes it in its timelines.
 std::string phase_of(OpKind kind) {
   std::string phase = name_of(kind);
-  std::transform(phase.begin(), phase.end(), phase.begin(), [](unsigned char letter) {
-    return static_cast<char>(std::toupper(letter));
-  });
+  for (char& letter : phase) {
+    letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+  }
   return phase;
 }
 
@@ -34,40 +34,42 @@ Dispatcher::Dispatcher(Engine& engine,
       table_(table),
       on_failure_(std::move(on_failure)),
       finished_unit_([this](Unit& unit, Clock::time_point start) { finish(unit, start); }),
-      throughput_(engine),
-      lanes_(
-          engine.lanes(),
-          [this](int lane, Unit& unit, PackBuffer& buffer) { return run_unit(lane, unit, buffer); },
-          gpus.queues() ? Lanes::Prepare()
-                        : [this](int lane, const Unit& unit) { prepare_unit(lane, unit); }) {
+      throughput_(engine) {
+  const auto run = [this](Unit& unit, PackBuffer& buffer) { return run_unit(unit, buffer); };
+  const auto prepare = [this](const Unit& unit) { prepare_unit(unit); };
+  for (int lane = 0; lane <= engine.lanes(); ++lane) {
+    lanes_.push_back(std::make_unique<Lane>(
+        lane == engine.express_lane() ? "express" : "lane " + std::to_string(lane),
+        run,
+        gpus_.queues() ? Lane::Prepare() : prepare));
+  }
   if (gpus_.queues()) {
-    launcher_ = std::make_unique<Lane>("launch", [this](Unit& unit, PackBuffer& buffer) {
-      return run_unit(static_cast<int>(unit.plan.lane), unit, buffer);
-    });
+    launcher_ = std::make_unique<Lane>("launch", run);
   }
 }
 
 void Dispatcher::dispatch(const std::vector<Response>& ready, const Parameters& parameters) {
-  const auto now = Clock::now();
   moving_.clear();
   finished_.clear();
   for (const Response& response : ready) {
     if (response.zeros != nullptr) {
-      if (Operation* operation = zeros_.add(response)) {
-        moving_.push_back(operation);
+      auto zeros = answer_with_zeros(response);
+      if (!is_empty(*zeros)) {
+        moving_.push_back(zeros.get());
+        const std::lock_guard lock(zeros_mutex_);
+        zeros_.emplace(zeros.get(), std::move(zeros));
       }
       continue;
     }
     auto* operation = reinterpret_cast<Operation*>(response.ticket);
     const Request& request = operation->request;
-    operation->ready = now;
     take_response(*operation, response);
     if (timeline_.on()) {
       timeline_.record(request.name,
                        "NEGOTIATE_" + phase_of(request.kind),
                        "",
                        operation->submitted,
-                       now,
+                       Clock::now(),
                        request.total_bytes());
     }
     if (!response.status.ok()) {
@@ -111,7 +113,7 @@ void Dispatcher::change_process_sets(Operation& operation, const Response& respo
     changes_ = std::make_unique<Lane>("sets",
                                       [this](Unit& unit, PackBuffer&) { return run_change(unit); });
   }
-  changes_->push(change, true);
+  changes_->push(change);
 }
 
 bool Dispatcher::run_change(Unit& unit) noexcept {
@@ -210,9 +212,9 @@ void Dispatcher::plan_communicator(const std::shared_ptr<const Communicator>& co
     unit_.seed = seed_of_unit(first.operation->seed, first.tensor, planned.slices.front().offset);
     if (launches(first.request())) {
       unit_.joined = *joined++;
-      launcher_->push(unit_, true);
+      launcher_->push(unit_);
     } else {
-      lanes_.push(unit_);
+      push(unit_);
     }
   }
 }
@@ -235,22 +237,40 @@ void Dispatcher::plan_launches() {
   plan_launch_groups(slots_, joined_);
 }
 
-void Dispatcher::prepare_unit(int lane, const Unit& unit) noexcept {
+/// Gives a unit to the lane that it is planned for, and an old one back.
+void Dispatcher::push(Unit& unit) {
+  Lane* lane = lanes_[unit.plan.lane].get();
+  const auto is_wanted = [this](const Piece& piece) { return piece.operation == kept_for_; };
+  const bool is_short = lane == lanes_.back().get() || unit.plan.bytes <= kept_bytes_;
+  if (kept_ == nullptr && is_short &&
+      std::any_of(unit.pieces.begin(), unit.pieces.end(), is_wanted)) {
+    kept_ = lane;
+  }
+  lane->push(unit, lane != kept_);
+}
+
+Lane* Dispatcher::take_kept() {
+  kept_for_ = nullptr;
+  return std::exchange(kept_, nullptr);
+}
+
+void Dispatcher::prepare_unit(const Unit& unit) noexcept {
   if (stopped_.load() || !unit.pieces.front().request().on_gpu()) {
     return;
   }
   try {
-    gpus_.prepare(unit, lane);
+    gpus_.prepare(unit, static_cast<int>(unit.plan.lane));
   } catch (...) {
     record_failure();
   }
 }
 
 /// In the thread of the lane or, on GPUs, whose it is.
-bool Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
+bool Dispatcher::run_unit(Unit& unit, PackBuffer& buffer) noexcept {
   if (stopped_.load()) {
     return false;  // Its operations fail when the table is closed.
   }
+  const auto lane = static_cast<int>(unit.plan.lane);
   try {
     if (unit.pieces.front().request().on_gpu()) {
       gpus_.run(unit, lane, buffer, finished_unit_);
@@ -272,25 +292,20 @@ bool Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
   }
 }
 
-void Dispatcher::record_unit(const Unit& unit, Clock::time_point start) {
-  if (!timeline_.on()) {
-    return;
-  }
-  const Request& first = unit.pieces.front().request();
-  std::string name = first.name;
-  if (unit.pieces.size() > 1) {
-    name += " and " + std::to_string(unit.pieces.size() - 1) + " more";
-  }
-  timeline_.record(name,
-                   phase_of(first.kind),
-                   lanes_.name_of(unit.plan.lane),
-                   start,
-                   Clock::now(),
-                   unit.plan.bytes);
-}
-
 void Dispatcher::finish(Unit& unit, Clock::time_point start) {
-  record_unit(unit, start);
+  if (timeline_.on()) {
+    const Request& first = unit.pieces.front().request();
+    std::string name = first.name;
+    if (unit.pieces.size() > 1) {
+      name += " and " + std::to_string(unit.pieces.size() - 1) + " more";
+    }
+    timeline_.record(name,
+                     phase_of(first.kind),
+                     lanes_[unit.plan.lane]->name(),
+                     start,
+                     Clock::now(),
+                     unit.plan.bytes);
+  }
   finished_units_.fetch_add(1);
   unit.finished.clear();
   for (const Piece& piece : unit.pieces) {
@@ -300,7 +315,8 @@ void Dispatcher::finish(Unit& unit, Clock::time_point start) {
     if (piece.operation->handle != 0) {
       unit.finished.push_back(piece.operation);
     } else {
-      zeros_.remove(piece.operation);
+      const std::lock_guard lock(zeros_mutex_);
+      zeros_.erase(piece.operation);
     }
   }
   if (!unit.finished.empty()) {
@@ -309,12 +325,11 @@ void Dispatcher::finish(Unit& unit, Clock::time_point start) {
 }
 
 void Dispatcher::record_failure() noexcept {
-  Status status = current_exception_status();
-  if (status.code() == Code::kInvalidArgument || status.code() == Code::kUnsupported) {
-    // These say that nothing was submitted. Here something was, and the job ends.
-    status = {Code::kEngine, status.message()};
-  }
-  record_failure(status);
+  const Status status = current_exception_status();
+  // These say that nothing was submitted. Here something was, and the job ends.
+  const bool refused =
+      status.code() == Code::kInvalidArgument || status.code() == Code::kUnsupported;
+  record_failure(refused ? Status(Code::kEngine, status.message()) : status);
 }
 
 void Dispatcher::record_failure(const Status& status) noexcept {
@@ -325,35 +340,35 @@ void Dispatcher::record_failure(const Status& status) noexcept {
   on_failure_();
 }
 
-/// The first unit that is not over there. What is behind it need not be looked at: this one ends
-/// or is found to be dead.
-std::optional<UnitWait> Dispatcher::wait_on_gpus() {
-  if (launcher_ == nullptr) {
-    return std::nullopt;
-  }
-  // In this order: a unit is queued before the launching thread has done with it.
-  const std::optional<UnitId> launching = launcher_->current_id();
-  std::optional<UnitWait> issuing = gpus_.issuing();
-  if (auto queued = gpus_.first_queued()) {
-    return queued;
-  }
-  if (issuing || !launching) {
-    return issuing;
-  }
-  return UnitWait{*launching, ""};
-}
-
-std::vector<LaneReport> Dispatcher::reports(double limit_s) {
-  std::vector<LaneReport> reports = lanes_.reports(table_, limit_s);
-  if (const auto unit = wait_on_gpus()) {
-    reports.push_back(report_of(lanes_.count(), *unit, limit_s));
+std::vector<LaneReport> Dispatcher::host_reports(double limit_s) const {
+  std::vector<LaneReport> reports;
+  for (const auto& lane : lanes_) {
+    if (auto report = lane->report(table_, limit_s)) {
+      reports.push_back(std::move(*report));
+    }
   }
   return reports;
 }
 
-double Dispatcher::longest_wait() {
-  const auto unit = wait_on_gpus();
-  return std::max(lanes_.longest_wait(), unit ? unit->seconds : 0);
+/// The first unit on GPUs that is not over stands for all: what is behind it need not be looked at,
+/// since this one ends or is found to be dead.
+std::vector<LaneReport> Dispatcher::reports(double limit_s) {
+  std::vector<LaneReport> reports = host_reports(limit_s);
+  if (launcher_ == nullptr) {
+    return reports;
+  }
+  // In this order: a unit is queued before the launching thread has done with it.
+  const std::optional<UnitId> launching = launcher_->current();
+  std::optional<UnitWait> unit = gpus_.issuing();
+  if (auto queued = gpus_.first_queued()) {
+    unit = std::move(queued);
+  } else if (!unit && launching) {
+    unit = UnitWait{*launching, ""};
+  }
+  if (unit) {
+    reports.push_back(report_of(lanes_.size(), *unit, limit_s));
+  }
+  return reports;
 }
 
 std::optional<Dispatcher::Failure> Dispatcher::failure() const {
@@ -362,7 +377,10 @@ std::optional<Dispatcher::Failure> Dispatcher::failure() const {
 }
 
 bool Dispatcher::drain(Clock::time_point deadline) {
-  const bool idle = lanes_.drain(deadline);
+  bool idle = true;
+  for (const auto& lane : lanes_) {
+    idle = lane->quiesce(deadline) && idle;
+  }
   for (Lane* lane : {launcher_.get(), changes_.get()}) {
     if (lane != nullptr) {
       lane->quiesce(deadline);

@@ -12,22 +12,17 @@
 #include "csrc/base/timeline.h"
 #include "csrc/core/dispatch/lane.h"
 #include "csrc/core/dispatch/lane_throughput.h"
-#include "csrc/core/dispatch/lanes.h"
 #include "csrc/core/dispatch/planner_input.h"
-#include "csrc/core/dispatch/zero_answers.h"
 #include "csrc/core/execution/chance_seeds.h"
 #include "csrc/core/execution/communicator_table.h"
-#include "csrc/core/execution/device_executor.h"
 #include "csrc/core/execution/finite_check.h"
-#include "csrc/core/negotiation/negotiator.h"
-#include "csrc/core/submission/tensor_table.h"
 #include "csrc/planning/launch_groups.h"
 
 namespace aiacc {
 
 /// From negotiated response to result: plans units and queues them on lanes.
 ///
-/// Threads: the loop thread's, except where it says so.
+/// Threads: whoever runs rounds, except where it says so.
 ///
 /// Order: units of all process sets run on the same lanes, in the order of their responses, which
 /// is the same on all ranks. The lane of a unit follows from what its set alone has agreed on and
@@ -66,15 +61,21 @@ class Dispatcher {
     return throughput_.suggest(parameters);
   }
 
-  /// What runs the units: for a caller that is alone, and for those who look after them.
-  Lanes& lanes() { return lanes_; }
+  /// A caller whose operation is alone runs a unit of it itself instead of waking a lane's worker:
+  /// until `take_kept`, the lane of the first one on the express lane, or of at most `bytes`, is
+  /// kept for it. Others may take long, and the caller has signals to look after.
+  void keep_for(const Operation& operation, std::uint64_t bytes) {
+    kept_for_ = &operation;
+    kept_bytes_ = bytes;
+  }
+  /// The lane that is kept, or null; whoever calls has to `help` it before it waits for anything.
+  Lane* take_kept();
 
-  /// What the lanes are at, those with work, and, as one more lane, the GPUs, where units end in
-  /// the order in which they are issued. Stuck is who has waited for `limit_s`. The progress
-  /// thread's, like the next one; both throw if a GPU has failed.
+  /// What the lanes for host memory are at, those with work. Stuck is who has waited for `limit_s`.
+  std::vector<LaneReport> host_reports(double limit_s) const;
+  /// The same with, as one more lane, the GPUs, where units end in the order in which they are
+  /// issued. Throws if a GPU has failed.
   std::vector<LaneReport> reports(double limit_s);
-  /// Seconds for which the lane that is stuck for longest has waited for others; 0 if none is.
-  double longest_wait();
 
   /// The first failure of a unit and when it came. Any thread.
   struct Failure {
@@ -86,7 +87,7 @@ class Dispatcher {
   void record_failure(const Status& status) noexcept;
 
   /// Lets units in flight, and new process sets that connect, end until the deadline. Whether those
-  /// of the lanes have.
+  /// of the lanes for host memory have.
   bool drain(Clock::time_point deadline);
   /// Aborts the engines; when this returns no thread of this touches a buffer of an operation any
   /// more.
@@ -109,15 +110,14 @@ class Dispatcher {
                          const Parameters& parameters);
   /// Whether the launching thread runs units of such operations.
   bool launches(const Request& request) const { return launcher_ != nullptr && request.on_gpu(); }
-  void prepare_unit(int lane, const Unit& unit) noexcept;
+  void push(Unit& unit);
+  void prepare_unit(const Unit& unit) noexcept;
   /// These say whether the lane may go on: false after a failure.
-  bool run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept;
+  bool run_unit(Unit& unit, PackBuffer& buffer) noexcept;
   bool run_change(Unit& unit) noexcept;
   void plan_launches();
-  void record_unit(const Unit& unit, Clock::time_point start);
   void finish(Unit& unit, Clock::time_point start);
   void record_failure() noexcept;
-  std::optional<UnitWait> wait_on_gpus();
 
   Engine& engine_;
   CommunicatorTable& communicators_;
@@ -129,8 +129,12 @@ class Dispatcher {
   const DeviceExecutor::Finished finished_unit_;
   std::unordered_map<std::uint32_t, Numbering> numbering_;  ///< by process set
 
+  std::uint64_t plans_ = 0;  ///< so far; equal on all ranks
+  const Operation* kept_for_ = nullptr;
+  std::uint64_t kept_bytes_ = 0;
+  Lane* kept_ = nullptr;
+
   // Scratch of the loop thread, kept for its memory.
-  std::uint64_t plans_ = 0;                  ///< so far; equal on all ranks
   std::vector<Operation*> moving_;           ///< to be planned
   std::vector<Operation*> finished_;         ///< nothing moves
   std::vector<Operation*> of_communicator_;  ///< to be planned now, of one process set
@@ -147,12 +151,14 @@ class Dispatcher {
   std::atomic<std::uint64_t> finished_units_{0};
   std::atomic<std::uint64_t> data_bytes_{0};
 
-  ZeroAnswers zeros_;
+  /// With these a rank that has joined answers those of the others.
+  std::unordered_map<Operation*, std::unique_ptr<Operation>> zeros_;
+  std::mutex zeros_mutex_;
 
   mutable std::mutex failure_mutex_;
   std::optional<Failure> failure_;
 
-  Lanes lanes_;
+  std::vector<std::unique_ptr<Lane>> lanes_;  ///< the numbered ones, then the express lane
   std::unique_ptr<Lane> launcher_;  ///< of units that are queued on GPUs; null if none are
   std::unique_ptr<Lane> changes_;   ///< connects and ends the engines of process sets, one by one
 };

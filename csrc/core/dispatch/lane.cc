@@ -9,6 +9,20 @@
 
 namespace aiacc {
 
+LaneReport report_of(std::size_t lane, const UnitWait& unit, double limit_s) {
+  LaneReport report;
+  report.lane = static_cast<std::uint32_t>(lane);
+  report.process_set = unit.id.process_set;
+  report.order = unit.id.order;
+  report.unit = unit.id.unit;
+  if (unit.seconds > 0 && unit.seconds >= limit_s) {
+    report.stuck = true;
+    report.ahead = unit.ahead;
+    report.tensors = unit.name;
+  }
+  return report;
+}
+
 Lane::Lane(std::string name, Run run, Prepare prepare)
     : name_(std::move(name)),
       run_(std::move(run)),
@@ -29,7 +43,6 @@ void Lane::push(Unit& unit, bool notify) {
     const std::lock_guard lock(mutex_);
     std::swap(queue_.push(), unit);
     notify = notify && !running_;  // Who runs the lane looks again before it stops.
-    notified_ = notified_ || notify;
   }
   if (notify) {
     work_.notify_one();
@@ -55,7 +68,6 @@ bool Lane::is_next(const Operation& operation) const {
 
 bool Lane::quiesce(Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
-  notified_ = true;
   work_.notify_one();
   return idle_.wait_until(lock, deadline, [this] { return !running_ && !has_work(); });
 }
@@ -65,11 +77,10 @@ void Lane::work() {
   prctl(PR_SET_TIMERSLACK, 1000UL);
   std::unique_lock lock(mutex_);
   while (true) {
-    work_.wait(lock, [this] { return stopping_ || (notified_ && !running_); });
+    work_.wait(lock, [this] { return stopping_ || (has_work() && !running_); });
     if (stopping_) {
       return;
     }
-    notified_ = false;
     while (has_work()) {
       run_one(lock);
     }
@@ -77,25 +88,33 @@ void Lane::work() {
   }
 }
 
-std::optional<Lane::Current> Lane::current() const {
-  const std::lock_guard lock(mutex_);
-  if (!active_ && !has_work()) {
-    return std::nullopt;
-  }
-  const Unit& unit = active_ ? unit_ : upcoming();
-  Current current{id_of(unit), unit.communicator, {}, active_};
-  for (const Piece& piece : unit.pieces) {
-    current.operations.push_back(piece.operation);
-  }
-  return current;
-}
-
-std::optional<UnitId> Lane::current_id() const {
+std::optional<UnitId> Lane::current() const {
   const std::lock_guard lock(mutex_);
   if (!active_ && !has_work()) {
     return std::nullopt;
   }
   return active_ ? id_ : id_of(upcoming());
+}
+
+std::optional<LaneReport> Lane::report(const TensorTable& table, double limit_s) const {
+  const std::lock_guard lock(mutex_);
+  if (!active_ && !has_work()) {
+    return std::nullopt;
+  }
+  const Unit& unit = active_ ? unit_ : upcoming();
+  const Communicator& communicator = *unit.communicator;
+  const LaneWait wait =
+      active_ ? communicator.engine->waits(static_cast<int>(unit.plan.lane)) : LaneWait{};
+  UnitWait state{id_of(unit), "", wait.seconds, communicator.distance_to(wait)};
+  if (wait.seconds >= limit_s) {
+    std::vector<const Operation*> operations;  // for comparison only: they may have finished
+    operations.reserve(unit.pieces.size());
+    for (const Piece& piece : unit.pieces) {
+      operations.push_back(piece.operation);
+    }
+    state.name = table.labels(operations);
+  }
+  return report_of(unit.plan.lane, state, limit_s);
 }
 
 /// Runs the next unit, without the lock.
@@ -138,7 +157,6 @@ void Lane::run_one(std::unique_lock<std::mutex>& lock) {
 void Lane::leave() {
   running_ = false;
   if (has_work()) {
-    notified_ = true;
     work_.notify_one();
   } else {
     idle_.notify_all();

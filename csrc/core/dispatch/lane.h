@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -8,13 +7,17 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "csrc/base/recycling_queue.h"
 #include "csrc/base/socket.h"
-#include "csrc/core/execution/host_unit.h"
+#include "csrc/core/execution/device_executor.h"
+#include "csrc/core/negotiation/message.h"
+#include "csrc/core/submission/tensor_table.h"
 
 namespace aiacc {
+
+/// What this rank says of a lane that is at `unit`. Stuck is who has waited for `limit_s`.
+LaneReport report_of(std::size_t lane, const UnitWait& unit, double limit_s);
 
 /// One of the K concurrent lanes: a queue of units, executed one at a time in order.
 ///
@@ -36,7 +39,7 @@ class Lane {
 
   /// Appends a unit, and swaps a finished one back so that its memory is reused. With `notify` the
   /// worker starts on it at once; without, the caller must `help` before it waits for anything.
-  void push(Unit& unit, bool notify);
+  void push(Unit& unit, bool notify = true);
   /// Runs units in the calling thread for as long as the next one is of `operation`; what is left
   /// then is the worker's. Returns at once if another thread runs the lane. Whoever waits for the
   /// operation is not kept from its end, nor from signals for longer than one of its units takes.
@@ -45,15 +48,9 @@ class Lane {
   bool quiesce(Clock::time_point deadline);
 
   /// The unit that runs or, if none does, will run next.
-  struct Current {
-    UnitId id;
-    std::shared_ptr<const Communicator> communicator;
-    std::vector<const Operation*> operations;  ///< for comparison only: they may have finished
-    bool running = false;
-  };
-  std::optional<Current> current() const;
-  /// Which it is; unlike `current` also for a lane whose `run` takes units away.
-  std::optional<UnitId> current_id() const;
+  std::optional<UnitId> current() const;
+  /// What this rank says of it. Not for a lane whose `run` takes units away.
+  std::optional<LaneReport> report(const TensorTable& table, double limit_s) const;
 
   const std::string& name() const { return name_; }
 
@@ -75,11 +72,10 @@ class Lane {
   Unit unit_;              ///< the one that is run
   Unit next_;              ///< the one that is prepared
   bool prepared_ = false;  ///< whether there is one
-  bool running_ = false;
-  bool active_ = false;  ///< unit_ is being run
-  UnitId id_;            ///< of the unit that is being run
-  bool failed_ = false;  ///< nothing is run any more
-  bool notified_ = false;
+  bool running_ = false;   ///< a thread runs the lane
+  bool active_ = false;    ///< unit_ is being run
+  UnitId id_;              ///< of the unit that is being run
+  bool failed_ = false;    ///< nothing is run any more
   bool stopping_ = false;
   PackBuffer buffer_;
   std::thread worker_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "csrc/core/submission/result_memory.h"
 #include "csrc/engines/coding.h"
 
 namespace aiacc {
@@ -10,33 +11,22 @@ namespace {
 
 /// Bytes that the ranks move for one tensor: a number that is equal on all of them.
 std::uint64_t planned_bytes(const Piece& piece) {
-  switch (piece.request().kind) {
-    case OpKind::kAllreduce:
-    case OpKind::kBroadcast:
-    case OpKind::kReducescatter:
-      return piece.spec().bytes();
-    case OpKind::kAllgather: {
-      const auto& rows = piece.buffers().first_extents;
-      const auto total = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
-      return static_cast<std::uint64_t>(total) * piece.spec().row_bytes();
-    }
-    case OpKind::kAlltoall:
-      return static_cast<std::uint64_t>(piece.operation->value) * piece.spec().row_bytes();
-    case OpKind::kBarrier:
-    case OpKind::kJoin:
-    case OpKind::kAddProcessSet:
-    case OpKind::kRemoveProcessSet:
-    case OpKind::kFormProcessSet:
-    case OpKind::kLeaveProcessSet:
-    case OpKind::kSend:
-    case OpKind::kReceive:
-      return 0;
+  const OpKind kind = piece.request().kind;
+  if (kind == OpKind::kAllgather) {
+    const auto& rows = piece.buffers().first_extents;
+    const auto total = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+    return static_cast<std::uint64_t>(total) * piece.spec().row_bytes();
   }
-  return 0;
+  if (kind == OpKind::kAlltoall) {
+    return static_cast<std::uint64_t>(piece.operation->value) * piece.spec().row_bytes();
+  }
+  const bool moves =
+      kind == OpKind::kAllreduce || kind == OpKind::kBroadcast || kind == OpKind::kReducescatter;
+  return moves ? piece.spec().bytes() : 0;
 }
 
-/// Of a rank, over all numbered lanes: for all-to-alls of coded all-reduces. Small ones take the
-/// express lane, and connect every two ranks once more.
+/// A rank has so many connections over all numbered lanes for the all-to-alls of coded all-reduces.
+/// Small ones take the express lane, and connect every two ranks once more.
 constexpr int kMostConnections = 512;
 
 /// How many lanes a tensor takes at most. Only blocks go by all-to-all, which connects every two of
@@ -83,6 +73,22 @@ void take_response(Operation& operation, const Response& response) {
   }
 }
 
+std::unique_ptr<Operation> answer_with_zeros(const Response& response) {
+  const Request& request = *response.zeros;
+  auto operation = std::make_unique<Operation>();
+  operation->request = request;
+  operation->zeros = !request.on_gpu();
+  take_response(*operation, response);
+  operation->more.resize(request.tensors() - 1);
+  // No memory means zeros on a GPU.
+  for (std::size_t i = 0; i < request.tensors() && !request.on_gpu(); ++i) {
+    TensorBuffers& buffers = operation->tensor(i);
+    buffers.output = make_result(buffers, request.tensor(i).bytes(), *operation);
+    buffers.input = buffers.output;
+  }
+  return operation;
+}
+
 bool is_empty(Operation& operation) {
   for (std::uint32_t i = 0; i < operation.request.tensors(); ++i) {
     if (planned_bytes({&operation, i}) > 0) {
@@ -112,16 +118,18 @@ void fill_planner_input(const std::vector<Operation*>& operations,
   classes.clear();
   std::uint32_t next_class = 0;
   for (Operation* operation : operations) {
-    const OpKind kind = operation->request.kind;
-    const bool elementwise = kind == OpKind::kAllreduce || kind == OpKind::kBroadcast;
-    // The weights of an adaptive summation are those of the whole tensor.
     const Request& request = operation->request;
+    const bool elementwise =
+        request.kind == OpKind::kAllreduce || request.kind == OpKind::kBroadcast;
     const bool coded = is_coded(request.wire);
-    const bool whole = kind == OpKind::kAllreduce && operation->request.op == ReduceOp::kAdasum;
+    // The weights of an adaptive summation are those of the whole tensor.
+    const bool whole = request.kind == OpKind::kAllreduce && request.op == ReduceOp::kAdasum;
+    const std::size_t narrowing = request.narrowing();
+    const std::uint32_t lanes = lanes_of(request, exchanging);
     // What is lost of a tensor must not depend on what travels with it by chance: what is coded
     // packs with its own operation alone.
     const auto others = static_cast<std::ptrdiff_t>(coded ? classes.size() : 0);
-    for (std::uint32_t i = 0; i < operation->request.tensors(); ++i) {
+    for (std::uint32_t i = 0; i < request.tensors(); ++i) {
       const Piece piece{operation, i};
       auto found = std::find_if(classes.begin() + others, classes.end(), [&](const auto& known) {
         return packs_with(known.first, piece);
@@ -130,16 +138,14 @@ void fill_planner_input(const std::vector<Operation*>& operations,
         found = classes.insert(found, {piece, next_class++});
       }
       pieces.push_back(piece);
-      const std::size_t narrowing = operation->request.narrowing();
-      const std::uint32_t lanes = lanes_of(request, exchanging);
       tensors.push_back({planned_bytes(piece) / narrowing,
                          static_cast<std::uint32_t>(size_of(piece.spec().dtype) / narrowing),
                          found->second,
                          elementwise,
                          elementwise && !whole,
                          // Both use the connections between every two ranks (engines/adasum.h).
-                         kind == OpKind::kAlltoall || whole || lanes == 1,
-                         gpu_engine && operation->request.on_gpu(),
+                         request.kind == OpKind::kAlltoall || whole || lanes == 1,
+                         gpu_engine && request.on_gpu(),
                          static_cast<std::uint32_t>(narrowing),
                          coded ? Coding{request.wire, request.wire_detail}.thinning() : 1,
                          coded ? kCodedStretch : 1,

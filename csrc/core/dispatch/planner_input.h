@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,11 @@ namespace aiacc {
 
 /// Stores in the operation what was agreed on about it, besides its status.
 void take_response(Operation& operation, const Response& response);
+
+/// An operation of nobody, with which a rank that has joined answers those of the others: it gives
+/// zeros, and its result is dropped. The caller answers other ranks, so memory is not touched,
+/// which takes long: lanes clear what they are about to give.
+std::unique_ptr<Operation> answer_with_zeros(const Response& response);
 
 /// Whether no bytes move: the response is all there is to it.
 bool is_empty(Operation& operation);

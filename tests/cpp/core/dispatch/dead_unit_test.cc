@@ -67,7 +67,7 @@ TEST(DeadUnitWatch, AsksWhenALaneHasWaitedForLongAndNotAgainSoon) {
   DeadUnitWatch watch(kLimit);
   const Clock::time_point start = Clock::now();
   const auto asks = [&](double waited_s, int at_s) {
-    return watch.should_ask(waited_s, start + std::chrono::seconds(at_s));
+    return waited_s >= watch.ask_after_s() && watch.should_ask(start + std::chrono::seconds(at_s));
   };
   EXPECT_FALSE(asks(kLimit, 0));
   EXPECT_TRUE(asks(1.125 * kLimit, 1));
@@ -93,13 +93,13 @@ TEST(DeadUnitWatch, NothingIsStuckUntilLanesHadTimeToGoOn) {
     return now + std::chrono::milliseconds(static_cast<int>(part * kLimit * 1000));
   };
   DeadUnitWatch watch(kLimit);
-  EXPECT_TRUE(watch.should_ask(2 * kLimit, now));
+  EXPECT_TRUE(watch.should_ask(now));
   EXPECT_EQ(watch.limit_s(now), kLimit);
   EXPECT_FALSE(watch.proof(verdict_on({{unit(1, 5, kStuck)}, {}}), now).has_value());
   EXPECT_GT(watch.limit_s(later(0.12)), 1000 * kLimit);
-  EXPECT_FALSE(watch.should_ask(2 * kLimit, later(0.24)));
+  EXPECT_FALSE(watch.should_ask(later(0.24)));
   EXPECT_EQ(watch.limit_s(later(0.13)), kLimit);
-  EXPECT_TRUE(watch.should_ask(2 * kLimit, later(0.26)));
+  EXPECT_TRUE(watch.should_ask(later(0.26)));
 }
 
 TEST(DeadUnit, IsAUnitThatNobodyKeepsAlive) {

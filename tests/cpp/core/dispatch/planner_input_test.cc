@@ -1,5 +1,6 @@
 #include "csrc/core/dispatch/planner_input.h"
 
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -7,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/engines/coding.h"
+#include "tests/cpp/support/process.h"
 #include "tests/cpp/support/requests.h"
 
 namespace aiacc {
@@ -70,6 +72,20 @@ TEST(PlannerInput, ManyRanksTakeFewLanesForBlocksAlone) {
   // Pairs are gathered, and what is random is summed, by the connections that there are anyway.
   EXPECT_EQ(8U, lanes_taken(kLargest, 100'000).size());
   EXPECT_EQ(8U, lanes_taken(kRandom, 100'000).size());
+}
+
+/// Who makes them answers the other ranks, who would take it for frozen.
+TEST(PlannerInput, ZerosOfAJoinedRankAreNotClearedByWhoMakesThem) {
+  constexpr std::int64_t kCount = std::int64_t{1} << 28;
+  Response response;
+  response.zeros = std::make_shared<const Request>(make_request("x", {kCount}));
+  const std::size_t before = resident_memory();
+  const auto operation = answer_with_zeros(response);
+  EXPECT_FALSE(is_empty(*operation));
+  EXPECT_TRUE(operation->zeros);
+  EXPECT_LT(resident_memory() - before, sizeof(float) * kCount / 4);  // sanitizers take an eighth
+  response.zeros = std::make_shared<const Request>(make_request("x", {0}));
+  EXPECT_TRUE(is_empty(*answer_with_zeros(response)));
 }
 
 }  // namespace
