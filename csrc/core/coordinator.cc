@@ -173,13 +173,12 @@ Handle Coordinator::submit(std::shared_ptr<Operation> operation) {
   }
   operation->byte_weight /= static_cast<double>(request.narrowing());
   const std::uint64_t bytes = operation->weighted_bytes();
-  std::uint64_t queued = 0;
-  bool first = false;
-  const Handle handle = table_.submit(std::move(operation), queued, first);
+  TensorTable::Queued queued;
+  const Handle handle = table_.submit(std::move(operation), queued);
   const std::uint64_t enough = unit_bytes_.load(std::memory_order_relaxed);
-  if (queued >= enough && queued - bytes < enough) {
+  if (queued.bytes >= enough && queued.bytes - bytes < enough) {
     plane_.wake();
-  } else if (first) {
+  } else if (queued.first) {
     plane_.has_share(true);
     plane_.wake_at(Clock::now() + options_.linger);
   }
@@ -196,7 +195,8 @@ Handle Coordinator::submit_message(std::shared_ptr<Operation> operation) {
   if (memory == nullptr && request.bytes() > 0) {
     refuse_null(operation_text(request.kind, 0, message.series), "memory");
   }
-  const Handle handle = table_.submit_message(std::move(operation));
+  TensorTable::Queued queued;
+  const Handle handle = table_.submit(std::move(operation), queued);
   plane_.wake_at(Clock::now() + tick_);  // Somebody has to look after the peers.
   const auto ticket = reinterpret_cast<std::uint64_t>(&message);
   if (request.kind == OpKind::kSend) {

@@ -18,7 +18,6 @@
 #include "csrc/core/execution/finite_check.h"
 #include "csrc/core/execution/gpu/device_path.h"
 #include "csrc/core/negotiation/negotiator.h"
-#include "csrc/core/submission/stall_file.h"
 #include "csrc/core/submission/stall_inspector.h"
 #include "csrc/core/submission/tensor_table.h"
 #include "csrc/engines/engine.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "csrc/core/submission/result_memory.h"
 #include "csrc/engines/coding.h"
 
 namespace aiacc {

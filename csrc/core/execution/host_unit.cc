@@ -7,7 +7,6 @@
 
 #include "csrc/core/execution/chance_seeds.h"
 #include "csrc/core/execution/finite_check.h"
-#include "csrc/core/submission/result_memory.h"
 #include "csrc/engines/adasum.h"
 #include "csrc/kernels/divisor.h"
 #include "csrc/kernels/narrow.h"

@@ -1,20 +1,23 @@
 #include "csrc/core/submission/stall_inspector.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <exception>
+#include <fstream>
 #include <iterator>
+#include <memory>
 
+#include "csrc/base/log.h"
 #include "csrc/base/text.h"
+#include "csrc/base/thread.h"
+#include "csrc/core/negotiation/request_matching.h"
 
 namespace aiacc {
 namespace {
 
-std::string list(const std::vector<int>& ranks) {
-  std::string text;
-  for (const int rank : ranks) {
-    text += (text.empty() ? "" : ", ") + std::to_string(rank);
-  }
-  return text;
+std::string json_list(const std::vector<int>& ranks) {
+  return shape_text({ranks.begin(), ranks.end()});
 }
 
 /// "1, 3 to 998".
@@ -172,8 +175,44 @@ std::string stall_text(const std::vector<Stall>& stalls, const Answers& answers)
 
 std::string stall_json(const Stall& stall) {
   return R"({"tensor": ")" + json_text(stall.name) + R"(", "waited_s": )" + fixed(stall.waited_s) +
-         R"(, "missing_ranks": [)" + list(stall.missing) + R"(], "submitted_ranks": [)" +
-         list(stall.submitted) + "]}";
+         R"(, "missing_ranks": )" + json_list(stall.missing) + R"(, "submitted_ranks": )" +
+         json_list(stall.submitted) + "}";
+}
+
+StallFile::~StallFile() {
+  if (written_.valid()) {
+    written_.wait_for(std::chrono::seconds(1));
+  }
+}
+
+void StallFile::append(const std::vector<Stall>& stalls) noexcept {
+  if (path_.empty()) {
+    return;
+  }
+  try {
+    if (written_.valid() &&
+        written_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+      AIACC_LOG(kWarning) << "[stall] AIACC_STALL_FILE=" << path_
+                          << " lacks this report: the last one is still being written";
+      return;
+    }
+    std::string lines;
+    for (std::size_t i = 0; i < std::min(stalls.size(), kMostStallsShown); ++i) {
+      lines += stall_json(stalls[i]) + '\n';
+    }
+    const auto done = std::make_shared<std::promise<void>>();
+    written_ = done->get_future();
+    start_thread("aiacc stalls", [path = path_, lines, done] {
+      if (!(std::ofstream(path, std::ios::app) << lines << std::flush)) {
+        AIACC_LOG(kWarning) << "[stall] cannot write to AIACC_STALL_FILE=" << path
+                            << "; is the disk full?";
+      }
+      done->set_value();
+    }).detach();
+  } catch (const std::exception& error) {  // no room for a thread
+    AIACC_LOG(kWarning) << "[stall] AIACC_STALL_FILE=" << path_
+                        << " lacks this report: " << error.what();
+  }
 }
 
 }  // namespace aiacc

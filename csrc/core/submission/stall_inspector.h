@@ -1,6 +1,8 @@
 #pragma once
 
+#include <future>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "csrc/base/socket.h"
@@ -52,7 +54,7 @@ class StallInspector {
   Clock::time_point asked_{};
 };
 
-/// Of a report, which the thread that answers other ranks writes.
+/// A report has no more, since the thread that answers other ranks writes it.
 inline constexpr std::size_t kMostStallsShown = 6;
 
 /// Those that rank `rank` reports: of the ranks that wait for a tensor, the first one does.
@@ -64,5 +66,25 @@ std::vector<Stall> stalls_to_report(std::vector<Stall> stalls, int rank);
 std::string stall_text(const std::vector<Stall>& stalls, const Answers& answers);
 /// {"tensor": "x", "waited_s": 60.0, "missing_ranks": [1, 3], "submitted_ranks": [0, 2]}
 std::string stall_json(const Stall& stall);
+
+/// The file to which stalls are appended as lines of JSON. A thread for each report writes it: the
+/// file system may stand still, and the caller answers the other ranks.
+class StallFile {
+ public:
+  /// "": none.
+  explicit StallFile(std::string path) : path_(std::move(path)) {}
+  StallFile(const StallFile&) = delete;
+  StallFile& operator=(const StallFile&) = delete;
+  /// Waits a second for a report that is being written.
+  ~StallFile();
+
+  /// Appends the first `kMostStallsShown`. Never blocks or throws: what cannot be written is a
+  /// warning. Threads: one at a time.
+  void append(const std::vector<Stall>& stalls) noexcept;
+
+ private:
+  const std::string path_;
+  std::future<void> written_;  ///< the last report
+};
 
 }  // namespace aiacc

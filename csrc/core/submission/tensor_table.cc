@@ -1,9 +1,11 @@
 #include "csrc/core/submission/tensor_table.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "csrc/base/text.h"
+#include "csrc/base/thread.h"
 
 namespace aiacc {
 namespace {
@@ -11,7 +13,8 @@ namespace {
 /// Recycled operations kept for reuse; more than this many in flight at once are allocated anew.
 constexpr std::size_t kPoolSize = 4096;
 
-/// Of the whole process: a handle from before a shutdown must not name an operation after it.
+/// The whole process has one counter: a handle from before a shutdown must not name an operation
+/// after it.
 std::atomic<Handle> next_handle{1};
 
 void reset(Operation& operation) {
@@ -36,13 +39,37 @@ void reset(Operation& operation) {
   operation.status = {};
 }
 
-/// Whom a message goes to, or may come from.
-std::vector<int> peers_of(const Request& request) {
-  return request.root >= 0 ? std::vector<int>{request.root}
-                           : std::vector<int>(request.numbers.begin(), request.numbers.end());
+/// Inserts with the memory of a spare entry, if there is one. False if the key is there already.
+template <typename Map>
+bool insert(Map& map,
+            std::vector<typename Map::node_type>& spare,
+            typename Map::key_type key,
+            typename Map::mapped_type value) {
+  if (spare.empty()) {
+    return map.emplace(key, std::move(value)).second;
+  }
+  auto node = std::move(spare.back());
+  spare.pop_back();
+  node.key() = key;
+  node.mapped() = std::move(value);
+  return map.insert(std::move(node)).inserted;
 }
 
 }  // namespace
+
+void* make_result(TensorBuffers& buffers, std::size_t bytes, const Operation& operation) {
+  try {
+    buffers.gathered.resize(bytes);
+  } catch (const std::exception&) {  // bad_alloc or length_error
+    const Request& request = operation.request;
+    throw Error(Code::kEngine,
+                "[core] " + this_process() + " has no memory for the " + std::to_string(bytes) +
+                    " bytes of " + operation_text(request.kind, request.process_set, request.name) +
+                    "; let every rank give less, or raise the limit of memory (ulimit -v, the "
+                    "container's)");
+  }
+  return buffers.gathered.data();
+}
 
 std::shared_ptr<Operation> TensorTable::acquire() {
   {
@@ -56,33 +83,10 @@ std::shared_ptr<Operation> TensorTable::acquire() {
   return std::make_shared<Operation>();
 }
 
-Handle TensorTable::submit(std::shared_ptr<Operation> operation,
-                           std::uint64_t& queued_bytes,
-                           bool& first) {
-  Operation& entry = *operation;
-  const std::lock_guard lock(mutex_);
-  const Handle handle = enter(std::move(operation));
-  first = queue_.empty();
-  if (first) {
-    queued_since_.store(entry.submitted, std::memory_order_release);
-  }
-  queue_.push_back(&entry);
-  queued_bytes = queued_bytes_.load(std::memory_order_relaxed) + entry.weighted_bytes();
-  queued_bytes_.store(queued_bytes, std::memory_order_release);
-  queued_count_.store(queue_.size(), std::memory_order_release);
-  return handle;
-}
-
-Handle TensorTable::submit_message(std::shared_ptr<Operation> operation) {
-  operation->dispatched.store(true);
-  const std::lock_guard lock(mutex_);
-  return enter(std::move(operation));
-}
-
-/// With the lock.
-Handle TensorTable::enter(std::shared_ptr<Operation> operation) {
+Handle TensorTable::submit(std::shared_ptr<Operation> operation, Queued& queued) {
   Operation& entry = *operation;
   Request& request = entry.request;
+  const std::lock_guard lock(mutex_);
   entry.submitted = Clock::now();
   if (!closed_.ok()) {
     throw Error(closed_);
@@ -91,40 +95,29 @@ Handle TensorTable::enter(std::shared_ptr<Operation> operation) {
   if (request.name.empty()) {
     request.name = automatic_name(entry);
   }
-  if (!add_name(&entry, in_flight_[request.process_set])) {
+  if (!insert(in_flight_[request.process_set], spare_names_, request.name, &entry)) {
     throw Error(Code::kInvalidArgument,
                 "[submit] tensor '" + label_of(request.process_set, request.name) +
                     "' is already in flight on this rank; synchronize it first, or give the two " +
                     "operations different names");
   }
-  entry.handle = next_handle.fetch_add(1, std::memory_order_relaxed);
-  add_handle(entry.handle, std::move(operation));
+  const Handle handle = next_handle.fetch_add(1, std::memory_order_relaxed);
+  entry.handle = handle;
+  insert(by_handle_, spare_handles_, handle, std::move(operation));
   in_flight_count_.fetch_add(1, std::memory_order_release);
-  return entry.handle;
-}
-
-/// False if the name is there already.
-bool TensorTable::add_name(Operation* operation, ByName& names) {
-  if (spare_names_.empty()) {
-    return names.emplace(operation->request.name, operation).second;
+  if (is_message(request.kind)) {
+    entry.dispatched.store(true);
+    return handle;
   }
-  auto node = std::move(spare_names_.back());
-  spare_names_.pop_back();
-  node.key() = operation->request.name;
-  node.mapped() = operation;
-  return names.insert(std::move(node)).inserted;
-}
-
-void TensorTable::add_handle(Handle handle, std::shared_ptr<Operation> operation) {
-  if (spare_handles_.empty()) {
-    by_handle_.emplace(handle, std::move(operation));
-    return;
+  queued.first = queue_.empty();
+  if (queued.first) {
+    queued_since_.store(entry.submitted, std::memory_order_release);
   }
-  auto node = std::move(spare_handles_.back());
-  spare_handles_.pop_back();
-  node.key() = handle;
-  node.mapped() = std::move(operation);
-  by_handle_.insert(std::move(node));
+  queue_.push_back(&entry);
+  queued.bytes = queued_bytes_.load(std::memory_order_relaxed) + entry.weighted_bytes();
+  queued_bytes_.store(queued.bytes, std::memory_order_release);
+  queued_count_.store(queue_.size(), std::memory_order_release);
+  return handle;
 }
 
 std::string TensorTable::automatic_name(const Operation& operation) {
@@ -184,17 +177,13 @@ void TensorTable::complete(const std::vector<Operation*>& operations, const Stat
     const std::lock_guard lock(done_mutex_);
     done_.notify_all();
   }
+  // Without the lock: who is told may submit what comes next.
   for (std::shared_ptr<Operation>& operation : told) {
-    tell(std::move(operation));
+    const Handle handle = operation->handle;
+    operation->completion->done(*operation);
+    operation.reset();
+    release(handle);
   }
-}
-
-/// Without the lock: who is told may submit what comes next.
-void TensorTable::tell(std::shared_ptr<Operation> operation) {
-  const Handle handle = operation->handle;
-  operation->completion->done(*operation);
-  operation.reset();
-  release(handle);
 }
 
 std::shared_ptr<Operation> TensorTable::find(Handle handle) const {
@@ -221,13 +210,12 @@ void TensorTable::release(Handle handle) {
                     " is still in flight; synchronize it before forgetting it");
   }
   auto node = by_handle_.extract(found);
-  std::shared_ptr<Operation>& operation = node.mapped();
+  std::shared_ptr<Operation> operation = std::move(node.mapped());
   if (operation.use_count() == 1 && pool_.size() < kPoolSize) {
     reset(*operation);
     pool_.push_back(std::move(operation));
   }
   if (spare_handles_.size() < kPoolSize) {
-    operation.reset();
     spare_handles_.push_back(std::move(node));
   }
 }
@@ -265,11 +253,6 @@ void TensorTable::close(const Status& status) {
   complete(lost, status);
 }
 
-Status TensorTable::closed() const {
-  const std::lock_guard lock(mutex_);
-  return closed_;
-}
-
 std::string TensorTable::labels(const std::vector<const Operation*>& operations) const {
   constexpr std::size_t kNamed = 3;
   constexpr std::size_t kMostBytes = 100;
@@ -298,7 +281,9 @@ std::vector<PendingOperation> TensorTable::undispatched() const {
         pending.push_back({operation_text(request.kind, process_set, operation->series),
                            operation->submitted,
                            process_set,
-                           peers_of(request)});
+                           request.root >= 0
+                               ? std::vector<int>{request.root}
+                               : std::vector<int>(request.numbers.begin(), request.numbers.end())});
       } else if (!operation->dispatched.load() && request.kind != OpKind::kLeaveProcessSet) {
         pending.push_back({label_of(process_set, request.name), operation->submitted, process_set});
       }

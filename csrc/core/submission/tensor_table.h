@@ -15,7 +15,6 @@
 #include "csrc/base/raw_bytes.h"
 #include "csrc/base/socket.h"
 #include "csrc/core/negotiation/message.h"
-#include "csrc/core/submission/completion.h"
 #include "csrc/cuda/device_pool.h"
 #include "csrc/planning/device_placement.h"
 
@@ -23,11 +22,39 @@ namespace aiacc {
 
 using Handle = std::int64_t;
 
+struct Operation;
+
+/// Callbacks of a front-end that does not just wait for a handle. Owned by its operation.
+class Completion {
+ public:
+  /// `told`: whether `done` is called, and the handle belongs to the table; else whoever submitted
+  /// waits for the handle.
+  explicit Completion(bool told) : told_(told) {}
+  virtual ~Completion() = default;
+  Completion(const Completion&) = delete;
+  Completion& operator=(const Completion&) = delete;
+
+  bool told() const { return told_; }
+
+  /// Host memory for what tensor `index` of an all-gather or all-to-all gives, whose size the ranks
+  /// have agreed on. Null: the core takes memory of its own. Once for each tensor at most, in the
+  /// thread that is about to move its bytes; not for an operation without bytes.
+  virtual void* allocate(Operation& operation, std::size_t index) noexcept = 0;
+
+  /// Called once when the operation ends, well or badly, by the thread that completes it; the
+  /// operation lives until this returns. That may be the loop thread, which then holds its
+  /// mutex: must not block.
+  virtual void done(Operation& operation) noexcept = 0;
+
+ private:
+  const bool told_;
+};
+
 /// Memory of one tensor of an operation.
 struct TensorBuffers {
   const void* input = nullptr;
-  /// Of an all-gather in host memory: room for what all members give, if their shapes are equal;
-  /// else, and if it is null, the result is in `gathered`.
+  /// An all-gather in host memory has room here for what all members give, if their shapes are
+  /// equal; else, and if it is null, the result is in `gathered`.
   void* output = nullptr;
   /// Error feedback of a coded all-reduce, float32 of as many elements; null: none. This rank's own
   /// affair, but it must be the same memory in every step.
@@ -47,7 +74,7 @@ struct Operation : TensorBuffers {
   /// What an automatic name begins with, and is counted by; empty: the kind's name.
   std::string series;
   std::vector<TensorBuffers> more;  ///< those of the other tensors of a group
-  bool zeros = false;               ///< a joined rank's: lanes clear the inputs, see ZeroAnswers
+  bool zeros = false;               ///< a joined rank's: lanes clear the inputs
   SharedPlacement devices;          ///< Response::devices
   /// Tensors on a GPU: the stream that writes the inputs and may overwrite the outputs until
   /// `submit`.
@@ -58,7 +85,6 @@ struct Operation : TensorBuffers {
   double byte_weight = 1.0;
   Handle handle = 0;
   Clock::time_point submitted;
-  Clock::time_point ready;
   Clock::time_point finished;              ///< of tensors on a GPU: when their work was queued
   std::int64_t value = 0;                  ///< Response::value
   std::uint64_t seed = 0;                  ///< of a coded all-reduce, see ChanceSeeds
@@ -74,12 +100,17 @@ struct Operation : TensorBuffers {
   TensorBuffers& tensor(std::size_t index) { return index == 0 ? *this : more[index - 1]; }
 };
 
+/// Makes `buffers.gathered`, of a tensor of `operation`, so large, and returns where it is; its
+/// contents are not set. How large it must be is the other ranks' decision: throws Error(kEngine)
+/// with the operation and the bytes if this process cannot have so much.
+void* make_result(TensorBuffers& buffers, std::size_t bytes, const Operation& operation);
+
 /// What waits for other ranks, for reports.
 struct PendingOperation {
   std::string name;  ///< its label, see label_of
   Clock::time_point submitted;
   std::uint32_t process_set = 0;
-  std::vector<int> awaited = {};  ///< for a message: the ranks one of which it waits for
+  std::vector<int> awaited = {};  ///< for a message: whom it goes to, or may come from
 };
 
 /// Operations in flight, by process set and name, and results not yet collected, by handle.
@@ -94,19 +125,20 @@ class TensorTable {
   /// Takes a recycled or new operation to be filled in.
   std::shared_ptr<Operation> acquire();
 
+  /// What waits for negotiation after a submission.
+  struct Queued {
+    std::uint64_t bytes = 0;  ///< weighted
+    bool first = false;       ///< nothing waited before
+  };
   /// Queues it and returns its handle. An empty name is replaced by an automatic one, the n-th of
-  /// this series and process set in this generation. Throws Error(kInvalidArgument) if the name is
-  /// in flight in the process set already, or the fatal error after `close`. `queued_bytes`
-  /// receives the weighted bytes waiting for negotiation, `first` whether nothing did before.
-  Handle submit(std::shared_ptr<Operation> operation, std::uint64_t& queued_bytes, bool& first);
+  /// this series and process set in this generation. A message, which is not negotiated, counts as
+  /// dispatched and leaves `queued` as it is. Throws Error(kInvalidArgument) if the name is in
+  /// flight in the process set already, or the fatal error after `close`.
+  Handle submit(std::shared_ptr<Operation> operation, Queued& queued);
 
   /// Counts automatic names from 0 again, under a new generation: all ranks do so at the same time,
   /// whatever each has submitted before.
   void next_generation();
-
-  /// The same for a message, which is not negotiated: its name is an automatic one, and it counts
-  /// as dispatched.
-  Handle submit_message(std::shared_ptr<Operation> operation);
 
   /// Moves what was queued since the last call to `out`. The loop thread's.
   void drain(std::vector<Operation*>& out);
@@ -130,7 +162,6 @@ class TensorTable {
 
   /// Fails everything in flight and all later submissions with `status`; the first one wins.
   void close(const Status& status);
-  Status closed() const;
 
   /// Operations submitted and not done.
   std::size_t in_flight() const { return in_flight_count_.load(std::memory_order_acquire); }
@@ -144,11 +175,7 @@ class TensorTable {
   using ByName = std::unordered_map<std::string_view, Operation*>;
   using ByHandle = std::unordered_map<Handle, std::shared_ptr<Operation>>;
 
-  Handle enter(std::shared_ptr<Operation> operation);
   std::string automatic_name(const Operation& operation);
-  bool add_name(Operation* operation, ByName& names);
-  void add_handle(Handle handle, std::shared_ptr<Operation> operation);
-  void tell(std::shared_ptr<Operation> operation);
 
   mutable std::mutex mutex_;
   std::map<std::uint32_t, ByName> in_flight_;  ///< by process set

@@ -15,7 +15,7 @@
 
 #include "csrc/base/log.h"
 #include "csrc/core/coordinator.h"
-#include "csrc/core/submission/stall_file.h"
+#include "csrc/core/submission/stall_inspector.h"
 #include "csrc/engines/cancellation.h"
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/gate.h"
