@@ -20,12 +20,7 @@ Clock::duration tick_of(const CoordinatorOptions& options) {
   return duration_of(tick_s);
 }
 
-std::uint64_t nanoseconds_since(Clock::time_point start) {
-  return static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
-}
-
-/// Of an operation that nobody waits for.
+/// Lets an operation end that nobody waits for.
 class Forgotten final : public Completion {
  public:
   Forgotten() : Completion(true) {}
@@ -33,40 +28,34 @@ class Forgotten final : public Completion {
   void done(Operation&) noexcept override {}
 };
 
-/// Whether a tensor of the operation has elements that this member of the process set writes.
-bool writes(const Request& request, std::size_t index, const Communicator& communicator) {
-  const TensorSpec& tensor = request.tensor(index);
-  if (request.kind == OpKind::kReducescatter) {
-    const int size = communicator.size();
-    return scattered_rows(tensor.shape.front(), size, communicator.rank) > 0 &&
-           tensor.row_elements() > 0;
-  }
-  // The memory of an all-gather and of an all-to-all may come later.
-  return (request.kind == OpKind::kAllreduce || request.kind == OpKind::kBroadcast) &&
-         tensor.elements() > 0;
-}
-
-/// Whether it has elements that this rank reads.
-bool reads(const Request& request, std::size_t index, int rank) {
-  const bool gives = request.kind == OpKind::kBroadcast
-                         ? request.root == rank
-                         : request.kind == OpKind::kAllreduce || has_rows(request.kind);
-  return gives && request.tensor(index).elements() > 0;
-}
-
 [[noreturn]] void refuse_null(const std::string& operation, const std::string& what) {
   throw Error(Code::kInvalidArgument,
               "[submit] " + operation + ": " + what +
                   " NULL (expected an address); give tensors that have memory of their own");
 }
 
-/// Throws Error(kInvalidArgument) if something that is read or written is at address 0.
+/// Throws Error(kInvalidArgument) if something that rank `rank` reads or writes is at address 0.
 void check_addresses(Operation& operation, const Communicator& communicator, int rank) {
   const Request& request = operation.request;
+  const bool scatters = request.kind == OpKind::kReducescatter;
+  const bool reads = request.kind == OpKind::kBroadcast
+                         ? request.root == rank
+                         : request.kind == OpKind::kAllreduce || has_rows(request.kind);
+  // The memory of an all-gather and of an all-to-all may come later.
+  const bool writes =
+      scatters || request.kind == OpKind::kAllreduce || request.kind == OpKind::kBroadcast;
   for (std::size_t i = 0; i < request.tensors(); ++i) {
+    const TensorSpec& tensor = request.tensor(i);
     const TensorBuffers& memory = operation.tensor(i);
-    const bool input = memory.input == nullptr && reads(request, i, rank);
-    if (input || (memory.output == nullptr && writes(request, i, communicator))) {
+    if (tensor.elements() == 0) {
+      continue;
+    }
+    const bool has_result =
+        writes &&
+        (!scatters ||
+         scattered_rows(tensor.shape.front(), communicator.size(), communicator.rank) > 0);
+    const bool input = reads && memory.input == nullptr;
+    if (input || (has_result && memory.output == nullptr)) {
       refuse_null(operation_text(request.kind, request.process_set, request.name),
                   (input ? "input of tensor " : "output of tensor ") + std::to_string(i));
     }
@@ -76,29 +65,27 @@ void check_addresses(Operation& operation, const Communicator& communicator, int
 /// Throws Error(kInvalidArgument) unless this rank may submit the operation as it is.
 void check(Operation& operation, const CommunicatorTable& communicators, int rank) {
   const Request& request = operation.request;
-  if (request.process_set == 0) {
-    check_request(request, communicators.everyone().ranks);
-    check_addresses(operation, communicators.everyone(), rank);
-    return;
+  std::shared_ptr<const Communicator> of_set;
+  if (request.process_set != 0) {
+    of_set = communicators.find(request.process_set);
+    std::string problem;
+    if (of_set == nullptr) {
+      problem = "is not registered (expected one that add_process_set returned)";
+    } else if (of_set->rank < 0) {
+      problem = "has the ranks " + shape_text({of_set->ranks.begin(), of_set->ranks.end()}) +
+                "; rank " + std::to_string(rank) + " is not among them (expected a member)";
+    } else if (of_set->engine == nullptr) {
+      problem = "is being connected; wait until add_process_set returns";
+    }
+    if (!problem.empty()) {
+      throw Error(Code::kInvalidArgument,
+                  "[submit] " + operation_text(request.kind, 0, request.name) + ": process set " +
+                      std::to_string(request.process_set) + " " + problem);
+    }
   }
-  const auto communicator = communicators.find(request.process_set);
-  std::string problem;
-  if (communicator == nullptr) {
-    problem = "is not registered (expected one that add_process_set returned)";
-  } else if (communicator->rank < 0) {
-    problem = "has the ranks " +
-              shape_text({communicator->ranks.begin(), communicator->ranks.end()}) + "; rank " +
-              std::to_string(rank) + " is not among them (expected a member)";
-  } else if (communicator->engine == nullptr) {
-    problem = "is being connected; wait until add_process_set returns";
-  }
-  if (!problem.empty()) {
-    throw Error(Code::kInvalidArgument,
-                "[submit] " + operation_text(request.kind, 0, request.name) + ": process set " +
-                    std::to_string(request.process_set) + " " + problem);
-  }
-  check_request(request, communicator->ranks);
-  check_addresses(operation, *communicator, rank);
+  const Communicator& communicator = of_set != nullptr ? *of_set : communicators.everyone();
+  check_request(request, communicator.ranks);
+  check_addresses(operation, communicator, rank);
 }
 
 }  // namespace
@@ -192,7 +179,7 @@ Handle Coordinator::submit_message(std::shared_ptr<Operation> operation) {
   const Request& request = message.request;
   check_message(request, message.series, plane_.size());
   const void* memory = request.kind == OpKind::kSend ? message.input : message.output;
-  if (memory == nullptr && request.bytes() > 0) {
+  if (memory == nullptr && request.tensor(0).bytes() > 0) {
     refuse_null(operation_text(request.kind, 0, message.series), "memory");
   }
   TensorTable::Queued queued;
@@ -200,10 +187,10 @@ Handle Coordinator::submit_message(std::shared_ptr<Operation> operation) {
   plane_.wake_at(Clock::now() + tick_);  // Somebody has to look after the peers.
   const auto ticket = reinterpret_cast<std::uint64_t>(&message);
   if (request.kind == OpKind::kSend) {
-    messenger_.send(request.root, message.series, message.input, request.bytes(), ticket);
+    messenger_.send(request.root, message.series, message.input, request.tensor(0).bytes(), ticket);
   } else {
     messenger_.receive(message.series,
-                       {request.root, message.output, request.bytes(), ticket},
+                       {request.root, message.output, request.tensor(0).bytes(), ticket},
                        {request.numbers.begin(), request.numbers.end()});
   }
   return handle;
@@ -300,7 +287,10 @@ void Coordinator::propose(const Parameters& parameters) {
 std::shared_ptr<Operation> Coordinator::wait(Handle handle, const std::function<void()>& on_tick) {
   std::shared_ptr<Operation> operation = table_.find(handle);
   if (!operation->done.load()) {
+    const auto start = Clock::now();
     wait_until_done(*operation, on_tick);
+    const std::chrono::nanoseconds waited = Clock::now() - start;
+    wait_ns_.fetch_add(static_cast<std::uint64_t>(waited.count()), std::memory_order_relaxed);
   }
   if (!operation->status.ok()) {
     const Status status = operation->status;
@@ -312,17 +302,6 @@ std::shared_ptr<Operation> Coordinator::wait(Handle handle, const std::function<
 
 void Coordinator::wait_until_done(const Operation& operation,
                                   const std::function<void()>& on_tick) {
-  struct Waiting {
-    explicit Waiting(Coordinator& owner) : coordinator(owner) {}
-    Waiting(const Waiting&) = delete;
-    Waiting& operator=(const Waiting&) = delete;
-    ~Waiting() {
-      coordinator.wait_ns_.fetch_add(nanoseconds_since(start), std::memory_order_relaxed);
-    }
-    Coordinator& coordinator;
-    Clock::time_point start = Clock::now();
-  };
-  const Waiting waiting(*this);
   // What is on its way, as a message always is, needs no round.
   if (!operation.dispatched.load()) {
     flush_.store(true);
