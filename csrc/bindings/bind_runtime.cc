@@ -77,15 +77,15 @@ void init(int rank,
   options.topology = {rank, size, local_rank, local_size, cross_rank, cross_size};
   options.engine = std::move(engine);
   options.gpu_engine = std::move(gpu_engine);
-  options.lanes = lanes;
+  options.context.lanes = lanes;
   options.unit_bytes = unit_bytes;
   options.token = token_from(token);
   options.epoch = epoch;
   options.addresses = std::move(addresses);
-  options.host_of = std::move(host_of);
+  options.context.host_of = std::move(host_of);
   options.gpu_lanes = gpu_lanes;
-  std::tie(options.gpu_capability, options.gpu_capability_rank) = gpu_capability;
-  options.nccl_in_use = nccl_in_use;
+  std::tie(options.context.gpu_capability, options.context.gpu_capability_rank) = gpu_capability;
+  options.context.nccl_in_use = nccl_in_use;
   std::shared_ptr<Listener> owned = listener != nullptr ? listener->listener : nullptr;
   const py::gil_scoped_release release;
   Runtime::instance().init(std::move(options), std::move(owned));
@@ -174,7 +174,7 @@ void bind_runtime(py::module_& module) {
   module.def("cross_rank", [] { return Runtime::instance().session()->topology().cross_rank; });
   module.def("cross_size", [] { return Runtime::instance().session()->topology().cross_size; });
   module.def("engine", [] { return std::string(Runtime::instance().session()->engine().name()); });
-  module.def("gpu_engine", [] { return Runtime::instance().session()->gpu_engine(); });
+  module.def("gpu_engine", [] { return Runtime::instance().session()->options().gpu_engine; });
   module.def("lanes", [] { return Runtime::instance().session()->engine().lanes(); });
   module.def("stats", &stats);
   module.def(
@@ -201,12 +201,12 @@ void bind_runtime(py::module_& module) {
       "propose_parameters",
       [](std::uint64_t unit_bytes, std::uint32_t lanes, const std::string& gpu_algorithm) {
         const auto session = Runtime::instance().session();
-        Parameters parameters;
+        Parameters parameters = session->parameters();
         parameters.unit_bytes = unit_bytes;
         parameters.lanes = lanes;
-        parameters.gpu_unit_bytes = session->gpu_unit_bytes();
-        parameters.algorithm =
-            gpu_algorithm.empty() ? session->gpu_algorithm() : algorithm_from(gpu_algorithm);
+        if (!gpu_algorithm.empty()) {
+          parameters.algorithm = algorithm_from(gpu_algorithm);
+        }
         session->coordinator().propose(parameters);
       },
       py::arg("unit_bytes"),

@@ -1,6 +1,8 @@
 #include "csrc/core/runtime.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <link.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -9,7 +11,6 @@
 #include "csrc/base/log.h"
 #include "csrc/control/in_process/in_process_plane.h"
 #include "csrc/control/tcp/tcp_plane.h"
-#include "csrc/core/other_copy.h"
 #include "csrc/engines/nccl/nccl_settings.h"
 #include "csrc/engines/registry.h"
 #include "csrc/planning/unit_size.h"
@@ -20,16 +21,19 @@ namespace {
 /// A rank may be stopped for less than one, and its connections take as long again to go on.
 constexpr double kUnitTimeouts = 15;
 
-/// Of all ranks alike, before any knows how far the others are.
-std::uint64_t first_unit_bytes(const SessionOptions& session) {
-  return session.unit_bytes != 0 ? session.unit_bytes : kNearUnitBytes;
+/// All ranks begin with the same ones, before any knows how far the others are.
+Parameters first_parameters(const Config& config, const SessionOptions& session) {
+  Parameters parameters{0,
+                        session.unit_bytes != 0 ? session.unit_bytes : kNearUnitBytes,
+                        static_cast<std::uint32_t>(session.context.lanes)};
+  parameters.algorithm = algorithm_from(config.gpu_algorithm);
+  parameters.gpu_unit_bytes = config.gpu_unit_bytes;
+  return parameters;
 }
 
-CoordinatorOptions coordinator_options(const Config& config, const SessionOptions& session) {
+CoordinatorOptions coordinator_options(const Config& config, const Parameters& parameters) {
   CoordinatorOptions options;
-  options.parameters = {0, first_unit_bytes(session), static_cast<std::uint32_t>(session.lanes)};
-  options.parameters.algorithm = algorithm_from(config.gpu_algorithm);
-  options.parameters.gpu_unit_bytes = config.gpu_unit_bytes;
+  options.parameters = parameters;
   options.cache_capacity = static_cast<std::size_t>(config.cache_capacity);
   options.linger = std::chrono::microseconds(config.linger_us);
   options.peer_timeout_s = config.peer_timeout_s;
@@ -38,7 +42,6 @@ CoordinatorOptions coordinator_options(const Config& config, const SessionOption
   options.stall_fail_s = config.stall_fail_s;
   options.stall_file = config.stall_file;
   options.check_finite = finite_mode_from(config.check_finite);
-  options.staged_device = session.topology.local_rank;
   return options;
 }
 
@@ -91,12 +94,55 @@ void check_stall_file(const std::string& path) {
   throw Error(error);
 }
 
+constexpr const char* kName = "libaiacc_core.so";
+
+int note_copy(dl_phdr_info* info, std::size_t /*size*/, void* found) {
+  const std::string path = info->dlpi_name;
+  if (path.substr(path.rfind('/') + 1) == kName) {
+    static_cast<std::vector<std::string>*>(found)->push_back(path);
+  }
+  return 0;
+}
+
+/// By the function of the C interface that every copy has.
+bool is_started(const std::string& path) {
+  void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
+  if (library == nullptr) {
+    return false;
+  }
+  auto* function = reinterpret_cast<int (*)()>(dlsym(library, "aiacc_is_initialized"));
+  const bool started = function != nullptr && function() != 0;
+  dlclose(library);
+  return started;
+}
+
+/// Path of the file that this copy of the core was loaded from: a library or the program.
+std::string own_path() {
+  Dl_info info{};
+  const bool known = dladdr(reinterpret_cast<void*>(&own_path), &info) != 0;
+  return known && info.dli_fname != nullptr ? info.dli_fname : "";
+}
+
+/// Path of another copy of libaiacc_core.so in this process whose runtime has been started, or "".
+/// A copy has a runtime of its own, and ranks of its own: two of them in a job would be a mistake
+/// of whoever loaded the second one.
+std::string started_copy() {
+  std::vector<std::string> copies;
+  dl_iterate_phdr(&note_copy, &copies);
+  const std::string own = own_path();
+  for (const std::string& path : copies) {
+    if (path != own && is_started(path)) {
+      return path;
+    }
+  }
+  return "";
+}
+
 }  // namespace
 
 Session::Session(const Config& config, SessionOptions options, std::shared_ptr<Listener> listener)
     : options_(std::move(options)),
-      gpu_algorithm_(algorithm_from(config.gpu_algorithm)),
-      gpu_unit_bytes_(config.gpu_unit_bytes),
+      parameters_(first_parameters(config, options_)),
       listener_(std::move(listener)),
       timeline_(options_.topology.rank) {
   const RankTopology& topology = options_.topology;
@@ -107,29 +153,24 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
   }
   configure_log(log_level_from(config.log_level), topology.rank);
   check_stall_file(config.stall_file);
-  EngineContext context;
+  EngineContext context = options_.context;
   context.rank = topology.rank;
   context.size = topology.size;
-  context.host_of = options_.host_of;
-  context.lanes = options_.lanes;
+  context.device = topology.local_rank;
+  context.unit_bytes = parameters_.unit_bytes;
   context.peer_timeout_s = config.peer_timeout_s;
+  context.connect_timeout_s = config.connect_timeout_s;
   context.spin_us = config.spin_us;
   context.pace_bytes = config.test_pace_bytes;
-  context.connect_timeout_s = config.connect_timeout_s;
-  context.unit_bytes = first_unit_bytes(options_);
-  context.device = topology.local_rank;
-  context.gpu_capability = options_.gpu_capability;
-  context.gpu_capability_rank = options_.gpu_capability_rank;
-  context.nccl_in_use = options_.nccl_in_use;
   if (topology.size == 1) {
     plane_ = std::make_unique<InProcessPlane>(std::make_shared<InProcessHub>(1), 0);
   } else {
     const auto size = static_cast<std::size_t>(topology.size);
     if (listener_ == nullptr || options_.addresses.size() != size ||
-        options_.host_of.size() != size) {
+        context.host_of.size() != size) {
       throw Error(Code::kInvalidArgument,
                   "[core] " + std::to_string(options_.addresses.size()) + " addresses and " +
-                      std::to_string(options_.host_of.size()) + " hosts for " +
+                      std::to_string(context.host_of.size()) + " hosts for " +
                       std::to_string(topology.size) + " ranks, or no listener");
     }
     connector_ = std::make_unique<Connector>(*listener_,
@@ -142,7 +183,7 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
     plane.peer_timeout_s = config.peer_timeout_s;
     plane.spin_us = config.spin_us;
     plane.stall_fail_s = config.stall_fail_s;
-    plane.host_of = options_.host_of;
+    plane.host_of = context.host_of;
     plane.connect_timeout_s = config.connect_timeout_s;
     plane_ = std::make_unique<TcpPlane>(*connector_, plane);
     context.connector = connector_.get();
@@ -152,18 +193,19 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
     if (options_.gpu_engine != "staged") {
       context.lanes = options_.gpu_lanes;
       context.unit_bytes = config.gpu_unit_bytes;
-      gpu_engine_ = create_device_engine(options_.gpu_engine, context, options_.lanes);
+      gpu_engine_ = create_device_engine(options_.gpu_engine, context, options_.context.lanes);
     }
-    report_vain_wish(gpu_algorithm_, options_.gpu_engine);
+    report_vain_wish(parameters_.algorithm, options_.gpu_engine);
     // Before the coordinator, which would tell the others of an end in order.
     if (!config.timeline.empty() && config.timeline != "DYNAMIC") {
       timeline_.start(config.timeline, config.timeline_mark_cycles);
     }
-    const CoordinatorOptions chosen = coordinator_options(config, options_);
+    CoordinatorOptions chosen = coordinator_options(config, parameters_);
+    chosen.staged_device = topology.local_rank;
     coordinator_ = std::make_unique<Coordinator>(
-        *plane_, *engine_, timeline_, chosen, gpu_engine_.get(), connector_.get());
+        *plane_, *engine_, timeline_, std::move(chosen), gpu_engine_.get(), connector_.get());
     if (options_.unit_bytes == 0) {
-      propose_units(chosen.parameters);
+      propose_units();
     }
   } catch (...) {
     give_up(*plane_, Error(current_exception_status()));
@@ -172,7 +214,8 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
 
 /// Every rank that has a far neighbour does it, for those of rank 0 may all be on its own host.
 /// They propose the same, and the others hear of it in the first round.
-void Session::propose_units(Parameters parameters) {
+void Session::propose_units() {
+  Parameters parameters = parameters_;
   const double round_trip_s = plane_->round_trip_s();
   const std::uint64_t unit_bytes = unit_bytes_for(round_trip_s);
   if (unit_bytes == parameters.unit_bytes) {

@@ -30,15 +30,12 @@ struct SessionOptions {
   std::string engine = "local";
   std::string gpu_engine = "staged";  ///< "nccl" or "staged"
   int gpu_lanes = 1;                  ///< of that engine; staging uses those of `engine`
-  bool nccl_in_use = false;           ///< of this rank: see EngineContext
-  int gpu_capability = 0;             ///< see EngineContext, like the next one
-  int gpu_capability_rank = 0;
-  int lanes = 1;
-  std::uint64_t unit_bytes = 0;  ///< 0: by the way to the other hosts, see unit_bytes_for
+  std::uint64_t unit_bytes = 0;       ///< 0: by the way to the other hosts, see unit_bytes_for
   JobToken token{};
   std::uint32_t epoch = 0;
   std::vector<std::string> addresses;  ///< of every rank's listener; may be empty at size 1
-  std::vector<int> host_of{0};         ///< by rank: a number that is equal for ranks of one host
+  /// Hosts, lanes and GPUs as the ranks have agreed; the session fills in the rest.
+  EngineContext context;
 };
 
 /// Everything that exists between one `init` and its `shutdown`.
@@ -67,20 +64,16 @@ class Session {
   }
   const ControlPlane& plane() const { return *plane_; }
   const Engine& engine() const { return *engine_; }
-  const std::string& gpu_engine() const { return options_.gpu_engine; }
-  /// Of all-reduces on GPUs, as AIACC_GPU_ALGORITHM has it.
-  Algorithm gpu_algorithm() const { return gpu_algorithm_; }
-  /// As AIACC_GPU_UNIT_BYTES has it.
-  std::uint64_t gpu_unit_bytes() const { return gpu_unit_bytes_; }
+  /// With which all ranks began, as the environment has them.
+  const Parameters& parameters() const { return parameters_; }
 
  private:
   void refuse_if_inherited() const;
-  void propose_units(Parameters parameters);
+  void propose_units();
 
   const std::uint32_t generation_ = fork_guard::generation();
   const SessionOptions options_;
-  const Algorithm gpu_algorithm_;
-  const std::uint64_t gpu_unit_bytes_;
+  const Parameters parameters_;
   std::shared_ptr<Listener> listener_;
   std::unique_ptr<Connector> connector_;
   Timeline timeline_;

@@ -35,10 +35,10 @@ class Pair {
     options.topology.rank = rank;
     options.topology.size = 2;
     options.engine = "tcp";
-    options.lanes = 2;
+    options.context.lanes = 2;
     options.token = {7};
     options.addresses = {listeners_[0]->address(), listeners_[1]->address()};
-    options.host_of = {0, 0};
+    options.context.host_of = {0, 0};
     return options;
   }
   std::unique_ptr<Session> session(int rank, const Config& config) const {
@@ -66,7 +66,7 @@ TEST(Session, AWishForAnAlgorithmThatNobodyHeedsIsReported) {
     SessionOptions options;
     testing::internal::CaptureStderr();
     const Session session(config, options, nullptr);
-    EXPECT_EQ(algorithm_from(algorithm), session.gpu_algorithm());
+    EXPECT_EQ(algorithm_from(algorithm), session.parameters().algorithm);
     return testing::internal::GetCapturedStderr();
   };
   const std::string text = log_of("tree");
