@@ -3,13 +3,12 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <chrono>
 #include <set>
 #include <utility>
 
 #include "csrc/base/error.h"
-#include "csrc/base/log.h"
+#include "csrc/base/event.h"
 
 namespace aiacc {
 namespace {
@@ -29,95 +28,65 @@ constexpr std::chrono::milliseconds kReopenAfter{20};
 /// A fresh socket has room for an answer, so this is never needed in full.
 constexpr std::chrono::milliseconds kAnswerPatience{100};
 
-std::string explain(std::uint8_t answer) {
-  switch (answer) {
-    case kWrongVersion:
-      return "it runs another aiacc version; install the same one everywhere";
-    case kWrongToken:
-      return "job token mismatch; two jobs share an address, or AIACC_TOKEN differs";
-    case kWrongEpoch:
-      return "it is in another init/shutdown cycle; call init the same number of times everywhere";
-    case kWrongRank:
-      return "it has another rank than its address says; check AIACC_RANK and AIACC_ADDR";
-    case kDuplicate:
-      return "this rank is already connected; two processes have the same rank";
-    case kNoDescriptors:
-      return "it has as many files and sockets open as it may; raise its limit (ulimit -n)";
-    default:
-      return "it does not speak aiacc's protocol";
+std::string rank_name(int rank) { return "rank " + std::to_string(rank); }
+
+/// Whether a connection is open and nothing has come on it; closes one that has ended.
+bool is_unanswered(Socket& socket, std::uint8_t& answer) {
+  try {
+    return socket.valid() && socket.recv_some(&answer, 1, "the other rank") == 0;
+  } catch (const Error&) {
+    socket.close();
+    return false;
   }
 }
 
-std::string rank_name(int rank) { return "rank " + std::to_string(rank); }
-
 }  // namespace
 
-/// A connection that this rank opens.
-struct Connector::Outgoing {
-  Socket socket;
-  bool answered = false;
-  Clock::time_point reached_by;  ///< when the other's host must have taken it, at the latest
-};
-
-/// How far a call of `establish` has come.
-struct Connector::Call {
-  const std::vector<ChannelSpec>& specs;
-  std::vector<Outgoing> outgoing;  ///< by spec
-  std::set<int> silent;            ///< ranks whose answer has not come
-};
-
-/// A call of `establish` that waits. One of them is the leader, who accepts for all; when it
-/// leaves, the others compete for its place.
-class Connector::Waiter {
+/// A call of `establish`, until it ends.
+class Connector::Call {
  public:
-  explicit Waiter(Connector& connector) : connector_(connector) {
-    const std::lock_guard lock(connector_.mutex_);
-    connector_.waiters_.push_back(this);
-  }
-  Waiter(const Waiter&) = delete;
-  Waiter& operator=(const Waiter&) = delete;
-  ~Waiter() {
-    const std::lock_guard lock(connector_.mutex_);
-    auto& waiters = connector_.waiters_;
-    waiters.erase(std::find(waiters.begin(), waiters.end(), this));
-    if (connector_.leader_ == this) {
-      connector_.leader_ = nullptr;
-      connector_.wake_waiters();
-    }
-    if (waiters.empty()) {
-      connector_.greetings_.clear();  // Nobody would look whose patience ends.
-      connector_.probes_.clear();
-    }
-  }
+  Call(Connector& connector,
+       Clock::time_point limit,
+       const std::vector<ChannelSpec>& specs,
+       int interrupt);
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  ~Call();
 
-  /// From other waiters, with the lock held.
+  std::vector<Socket> run(WaitMark* mark);
+  /// From other calls, with the lock held.
   void wake() { event_.set(); }
 
-  /// Sleeps until one of `own` is readable, or something was accepted that may concern this waiter.
-  void sleep(std::vector<pollfd> own, int timeout_ms) {
-    bool leads = false;
-    {
-      const std::lock_guard lock(connector_.mutex_);
-      if (connector_.leader_ == nullptr) {
-        connector_.leader_ = this;
-      }
-      leads = connector_.leader_ == this;
-    }
-    own.push_back({event_.fd(), POLLIN, 0});
-    if (leads) {
-      connector_.greetings_.watch(own);
-    }
-    poll(own.data(), own.size(), timeout_ms);
-    event_.clear();
-    if (leads) {
-      connector_.greetings_.serve([this](const Hello& hello, Socket socket) {
-        return connector_.verify(hello, std::move(socket));
-      });
-    }
+ private:
+  /// A connection that this rank opens.
+  struct Outgoing {
+    Socket socket;
+    bool answered = false;
+    Clock::time_point reached_by;  ///< when the other's host must have taken it, at the latest
+  };
+
+  void sleep(std::vector<pollfd> own, Clock::duration nap);
+  Clock::duration connect(std::vector<pollfd>& awaited);
+  Socket open(const ChannelSpec& spec, Clock::time_point deadline);
+  bool read_answer(int peer, Socket& socket) const;
+  std::set<int> missing_peers() const;
+  void probe(const std::set<int>& peers);
+  std::vector<Socket> take_sockets();
+  [[noreturn]] void throw_timeout(const std::set<int>& missing) const;
+  const std::string& address_of(int rank) const {
+    return connector_.addresses_.at(static_cast<std::size_t>(rank));
+  }
+  static Key key_of(const ChannelSpec& spec) {
+    return {spec.peer, spec.kind, spec.lane, spec.split_id};
   }
 
- private:
   Connector& connector_;
+  const std::string own_name_;
+  const Clock::time_point limit_;
+  const std::vector<ChannelSpec>& specs_;
+  const int interrupt_;
+  std::vector<Outgoing> outgoing_;  ///< by spec
+  std::set<int> silent_;            ///< ranks whose answer has not come
   Event event_;
 };
 
@@ -134,104 +103,131 @@ Connector::Connector(Listener& listener,
       connect_timeout_s_(connect_timeout_s),
       greetings_(listener) {}
 
-Connector::Key Connector::key_of(const ChannelSpec& spec) {
-  return {spec.peer, spec.kind, spec.lane, spec.split_id};
-}
-
-void Connector::wake_waiters() {
-  for (Waiter* waiter : waiters_) {
-    waiter->wake();
-  }
-}
-
-/// Of whatever begins now.
-Clock::time_point Connector::deadline() const {
-  return Clock::now() + std::chrono::microseconds(static_cast<long long>(connect_timeout_s_ * 1e6));
-}
-
 std::vector<Socket> Connector::establish(const std::vector<ChannelSpec>& specs, int interrupt) {
-  return establish_by(deadline(), specs, interrupt, nullptr);
+  return Call(*this, deadline(), specs, interrupt).run(nullptr);
 }
 
 std::vector<Socket> Connector::establish_in_unit(const std::vector<ChannelSpec>& specs,
                                                  int interrupt,
                                                  WaitMark* mark) {
-  return establish_by(Clock::time_point::max(), specs, interrupt, mark);
+  return Call(*this, Clock::time_point::max(), specs, interrupt).run(mark);
 }
 
-std::vector<Socket> Connector::establish_by(Clock::time_point limit,
-                                            const std::vector<ChannelSpec>& specs,
-                                            int interrupt,
-                                            WaitMark* mark) {
-  // Connecting needs only room in the peer's backlog, not its attention, so no order of ranks can
-  // deadlock, and an address has a deadline even where the rank behind it has none. Strangers that
-  // came while nobody looked must not take that room.
-  Call call{specs, std::vector<Outgoing>(specs.size()), {}};
-  for (Outgoing& outgoing : call.outgoing) {
-    outgoing.reached_by = deadline();
+void Connector::wake_calls() {
+  for (Call* call : calls_) {
+    call->wake();
   }
-  Waiter waiter(*this);
-  waiter.sleep({}, 0);
-  auto next_probe = Clock::now() + kProbeEvery;
+}
+
+Connector::Call::Call(Connector& connector,
+                      Clock::time_point limit,
+                      const std::vector<ChannelSpec>& specs,
+                      int interrupt)
+    : connector_(connector),
+      own_name_(rank_name(connector.rank_)),
+      limit_(limit),
+      specs_(specs),
+      interrupt_(interrupt),
+      outgoing_(specs.size()) {
+  for (Outgoing& outgoing : outgoing_) {
+    outgoing.reached_by = connector_.deadline();
+  }
+  const std::lock_guard lock(connector_.mutex_);
+  connector_.calls_.push_back(this);
+}
+
+Connector::Call::~Call() {
+  const std::lock_guard lock(connector_.mutex_);
+  auto& calls = connector_.calls_;
+  calls.erase(std::find(calls.begin(), calls.end(), this));
+  connector_.wake_calls();  // Another one may be the first now.
+  if (calls.empty()) {
+    connector_.greetings_.clear();  // Nobody would look whose patience ends.
+    connector_.probes_.clear();
+  }
+}
+
+/// Connecting needs only room in the peer's backlog, not its attention, so no order of ranks can
+/// deadlock, and an address has a deadline even where the rank behind it has none. Strangers that
+/// came while nobody looked must not take that room.
+std::vector<Socket> Connector::Call::run(WaitMark* mark) {
+  sleep({}, Clock::duration::zero());
   auto since = Clock::now();
-  std::size_t fewest = specs.size();
+  auto next_probe = since + kProbeEvery;
+  std::size_t fewest = specs_.size();
   while (true) {
-    std::vector<pollfd> awaited{{interrupt, POLLIN, 0}};
-    const auto nap = connect(call, limit, interrupt, awaited);
-    const std::set<int> missing = missing_peers(specs);
-    const std::size_t left = missing.size() + call.silent.size();
+    std::vector<pollfd> awaited;
+    const auto nap = connect(awaited);
+    const std::set<int> missing = missing_peers();
+    const std::size_t left = missing.size() + silent_.size();
     if (mark != nullptr && left < fewest) {
       mark->moves();
       since = Clock::now();
       fewest = left;
     }
     if (left == 0) {
-      break;
+      return take_sockets();
     }
-    const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(limit - Clock::now());
-    if (rest.count() <= 0) {
-      throw_timeout(missing, call.silent);
+    const auto rest = limit_ - Clock::now();
+    if (rest <= Clock::duration::zero()) {
+      throw_timeout(missing);
     }
-    waiter.sleep(std::move(awaited), static_cast<int>(std::min(rest, nap).count()));
-    pollfd entry{interrupt, POLLIN, 0};
-    if (poll(&entry, 1, 0) > 0) {
-      throw Error(Code::kShutdown,
-                  "[control] rank " + std::to_string(rank_) + " stopped waiting for connections");
-    }
+    sleep(std::move(awaited), std::min(rest, nap));
     if (mark != nullptr) {
-      mark->sleeps(since, missing.empty() ? *call.silent.begin() : *missing.begin());
+      mark->sleeps(since, missing.empty() ? *silent_.begin() : *missing.begin());
     }
     if (Clock::now() >= next_probe) {
-      probe(missing_peers(specs), interrupt);
+      probe(missing_peers());
       next_probe = Clock::now() + kProbeEvery;
     }
   }
-  return sockets_of(call);
+}
+
+/// Sleeps until one of `own` is readable, or something was accepted that may concern this call.
+void Connector::Call::sleep(std::vector<pollfd> own, Clock::duration nap) {
+  bool accepts = false;
+  {
+    const std::lock_guard lock(connector_.mutex_);
+    accepts = connector_.calls_.front() == this;
+  }
+  const std::size_t interrupt = own.size();
+  own.push_back({interrupt_, POLLIN, 0});
+  own.push_back({event_.fd(), POLLIN, 0});
+  if (accepts) {
+    connector_.greetings_.watch(own);
+  }
+  poll_until(own.data(), own.size(), Clock::now() + nap);
+  event_.clear();
+  if (accepts) {
+    connector_.greetings_.serve([this](const Hello& hello, Socket socket) {
+      return connector_.verify(hello, std::move(socket));
+    });
+  }
+  if (own[interrupt].revents != 0) {
+    throw Error(Code::kShutdown, "[control] " + own_name_ + " stopped waiting for connections");
+  }
 }
 
 /// Goes on with what this rank connects, and returns how long a sleep on `awaited` may be.
-std::chrono::milliseconds Connector::connect(Call& call,
-                                             Clock::time_point limit,
-                                             int interrupt,
-                                             std::vector<pollfd>& awaited) {
-  auto nap = kProbeEvery;
-  call.silent.clear();
-  for (std::size_t i = 0; i < call.specs.size(); ++i) {
-    const ChannelSpec& spec = call.specs[i];
-    Outgoing& outgoing = call.outgoing[i];
+Clock::duration Connector::Call::connect(std::vector<pollfd>& awaited) {
+  Clock::duration nap = kProbeEvery;
+  silent_.clear();
+  for (std::size_t i = 0; i < specs_.size(); ++i) {
+    const ChannelSpec& spec = specs_[i];
+    Outgoing& outgoing = outgoing_[i];
     if (!spec.connect || outgoing.answered) {
       continue;
     }
     if (!outgoing.socket.valid()) {
-      outgoing.socket = open(spec, std::min(limit, outgoing.reached_by), interrupt);
+      outgoing.socket = open(spec, std::min(limit_, outgoing.reached_by));
     }
     if (outgoing.socket.valid()) {
       outgoing.answered = read_answer(spec.peer, outgoing.socket);
-      outgoing.reached_by = deadline();
+      outgoing.reached_by = connector_.deadline();
     }
     if (!outgoing.answered) {
       awaited.push_back({outgoing.socket.fd(), POLLIN, 0});
-      call.silent.insert(spec.peer);
+      silent_.insert(spec.peer);
       nap = outgoing.socket.valid() ? nap : kReopenAfter;
     }
   }
@@ -239,41 +235,43 @@ std::chrono::milliseconds Connector::connect(Call& call,
 }
 
 /// An invalid socket if an attempt was of no avail, but another one may be.
-Socket Connector::open(const ChannelSpec& spec, Clock::time_point deadline, int interrupt) {
+Socket Connector::Call::open(const ChannelSpec& spec, Clock::time_point deadline) {
+  const std::string peer = rank_name(spec.peer);
   Socket socket;
   try {
-    socket = connect_to(addresses_.at(static_cast<std::size_t>(spec.peer)),
-                        std::min(deadline, Clock::now() + kAttempt),
-                        interrupt);
+    const auto attempt = std::min(deadline, Clock::now() + kAttempt);
+    socket = connect_to(address_of(spec.peer), attempt, interrupt_);
   } catch (const Error& error) {
-    if (error.code() == Code::kTimeout && Clock::now() + kReopenAfter < deadline) {
-      return {};
+    switch (error.code()) {
+      case Code::kTimeout:
+        if (Clock::now() + kReopenAfter < deadline) {
+          return {};
+        }
+        [[fallthrough]];
+      case Code::kEngine:
+        throw Error(
+            error.code(),
+            "[control] " + own_name_ + " is not connected to " + peer + ": " + error.what());
+      case Code::kPeerLost:
+        throw Error(Code::kPeerLost,
+                    "[control] " + peer + " has died or given up before it was connected to " +
+                        own_name_ + "; look for its error (" + error.what() + ")");
+      default:
+        throw;
     }
-    if (error.code() == Code::kTimeout || error.code() == Code::kEngine) {
-      throw Error(error.code(),
-                  "[control] rank " + std::to_string(rank_) + " is not connected to rank " +
-                      std::to_string(spec.peer) + ": " + error.what());
-    }
-    if (error.code() != Code::kPeerLost) {
-      throw;
-    }
-    throw Error(Code::kPeerLost,
-                "[control] rank " + std::to_string(spec.peer) +
-                    " has died or given up before it was connected to rank " +
-                    std::to_string(rank_) + "; look for its error (" + error.what() + ")");
   }
-  Hello hello{};
-  hello.magic = Hello::kMagic;
-  hello.version = kVersion;
-  hello.lane = spec.lane;
-  hello.epoch = epoch_;
-  hello.from = static_cast<std::uint32_t>(rank_);
-  hello.to = static_cast<std::uint32_t>(spec.peer);
-  hello.split_id = spec.split_id;
-  hello.kind = static_cast<std::uint8_t>(spec.kind);
-  hello.token = token_;
+  const Hello hello{Hello::kMagic,
+                    kVersion,
+                    spec.lane,
+                    connector_.epoch_,
+                    static_cast<std::uint32_t>(connector_.rank_),
+                    static_cast<std::uint32_t>(spec.peer),
+                    spec.split_id,
+                    static_cast<std::uint8_t>(spec.kind),
+                    {},
+                    connector_.token_};
   try {
-    socket.send_all(&hello, sizeof hello, rank_name(spec.peer), deadline);
+    socket.send_all(&hello, sizeof hello, peer, deadline);
   } catch (const Error& error) {
     if (error.code() != Code::kPeerLost) {
       throw;
@@ -283,18 +281,46 @@ Socket Connector::open(const ChannelSpec& spec, Clock::time_point deadline, int 
   return socket;
 }
 
+/// Whether the answer to the hello has come; throws if it is a refusal. A socket that the peer has
+/// closed is closed: it was short of descriptors, or has ended, which opening another one tells.
+bool Connector::Call::read_answer(int peer, Socket& socket) const {
+  std::uint8_t answer = 0;
+  if (is_unanswered(socket, answer) || !socket.valid()) {
+    return false;
+  }
+  if (answer != kWelcome) {
+    throw Error(Code::kPeerLost,
+                "[control] " + rank_name(peer) + " at " + address_of(peer) + " refused " +
+                    own_name_ + ": " + explain(answer));
+  }
+  return true;
+}
+
+/// Those that have not connected as this call wants it.
+std::set<int> Connector::Call::missing_peers() const {
+  const std::lock_guard lock(connector_.mutex_);
+  std::set<int> missing;
+  for (const ChannelSpec& spec : specs_) {
+    if (!spec.connect && connector_.waiting_.count(key_of(spec)) == 0) {
+      missing.insert(spec.peer);
+    }
+  }
+  return missing;
+}
+
 /// Nothing tells that a rank which has not connected yet has died, save that its listener is gone.
 /// One connection to it waits to be accepted meanwhile, and ends with the listener: a busy rank
 /// accepts none, and those that it awaits need the room behind it.
-void Connector::probe(const std::set<int>& peers, int interrupt) {
+void Connector::Call::probe(const std::set<int>& peers) {
   for (const int peer : peers) {
-    if (is_probed(peer)) {
+    std::uint8_t answer = 0;
+    if (std::lock_guard lock(connector_.mutex_); is_unanswered(connector_.probes_[peer], answer)) {
       continue;
     }
     try {
-      Socket probe = open({peer, ChannelKind::kProbe}, Clock::now() + kProbePatience, interrupt);
-      const std::lock_guard lock(mutex_);
-      probes_[peer] = std::move(probe);
+      Socket probe = open({peer, ChannelKind::kProbe}, Clock::now() + kProbePatience);
+      const std::lock_guard lock(connector_.mutex_);
+      connector_.probes_[peer] = std::move(probe);
     } catch (const Error& error) {
       if (error.code() == Code::kPeerLost) {
         throw;
@@ -303,86 +329,34 @@ void Connector::probe(const std::set<int>& peers, int interrupt) {
   }
 }
 
-/// Whether a probe of it waits to be accepted.
-bool Connector::is_probed(int peer) {
-  const std::lock_guard lock(mutex_);
-  const auto probe = probes_.find(peer);
-  if (probe == probes_.end()) {
-    return false;
-  }
-  try {
-    std::uint8_t answer = 0;
-    if (probe->second.valid() && probe->second.recv_some(&answer, 1, rank_name(peer)) == 0) {
-      return true;
-    }
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the next one tells by whom it was ended
-  }
-  probes_.erase(probe);
-  return false;
-}
-
-/// Whether the answer to the hello has come; throws if it is a refusal. Closes a socket that the
-/// peer closed: it was short of descriptors, or has ended, which opening another one tells.
-bool Connector::read_answer(int peer, Socket& socket) const {
-  std::uint8_t answer = 0;
-  try {
-    if (socket.recv_some(&answer, 1, rank_name(peer)) == 0) {
-      return false;
-    }
-  } catch (const Error&) {
-    socket.close();
-    return false;
-  }
-  if (answer != kWelcome) {
-    throw Error(Code::kPeerLost,
-                "[control] rank " + std::to_string(peer) + " at " +
-                    addresses_[static_cast<std::size_t>(peer)] + " refused rank " +
-                    std::to_string(rank_) + ": " + explain(answer));
-  }
-  return true;
-}
-
-/// Those that have not connected as `specs` want it.
-std::set<int> Connector::missing_peers(const std::vector<ChannelSpec>& specs) {
-  const std::lock_guard lock(mutex_);
-  std::set<int> missing;
-  for (const ChannelSpec& spec : specs) {
-    if (!spec.connect && waiting_.count(key_of(spec)) == 0) {
-      missing.insert(spec.peer);
-    }
-  }
-  return missing;
-}
-
 /// All of them, when they are there.
-std::vector<Socket> Connector::sockets_of(Call& call) {
-  const std::lock_guard lock(mutex_);
+std::vector<Socket> Connector::Call::take_sockets() {
+  const std::lock_guard lock(connector_.mutex_);
   std::vector<Socket> sockets;
-  for (std::size_t i = 0; i < call.specs.size(); ++i) {
-    const ChannelSpec& spec = call.specs[i];
-    sockets.push_back(spec.connect ? std::move(call.outgoing[i].socket)
-                                   : std::move(waiting_.extract(key_of(spec)).mapped()));
+  for (std::size_t i = 0; i < specs_.size(); ++i) {
+    const ChannelSpec& spec = specs_[i];
+    sockets.push_back(spec.connect ? std::move(outgoing_[i].socket)
+                                   : std::move(connector_.waiting_.extract(key_of(spec)).mapped()));
     sockets.back().set_options();
   }
   return sockets;
 }
 
-void Connector::throw_timeout(const std::set<int>& missing, const std::set<int>& silent) const {
+void Connector::Call::throw_timeout(const std::set<int>& missing) const {
   if (missing.empty()) {
-    const int peer = *silent.begin();
+    const int peer = *silent_.begin();
     throw Error(Code::kTimeout,
-                "[control] rank " + std::to_string(rank_) + " connected to rank " +
-                    std::to_string(peer) + " at " + addresses_[static_cast<std::size_t>(peer)] +
-                    " but got no answer in time; is that rank alive?");
+                "[control] " + own_name_ + " connected to " + rank_name(peer) + " at " +
+                    address_of(peer) + " but got no answer in time; is that rank alive?");
   }
   std::string names;
   for (const int peer : missing) {
     names += (names.empty() ? "" : ", ") + std::to_string(peer);
   }
   throw Error(Code::kTimeout,
-              "[control] rank " + std::to_string(rank_) + " at " +
-                  addresses_[static_cast<std::size_t>(rank_)] + " waited " +
-                  std::to_string(connect_timeout_s_) + " s for connections from rank(s) " + names +
+              "[control] " + own_name_ + " at " + address_of(connector_.rank_) + " waited " +
+                  std::to_string(connector_.connect_timeout_s_) +
+                  " s for connections from rank(s) " + names +
                   "; are they running, and can they reach this address? (AIACC_IFACE, " +
                   "AIACC_CONNECT_TIMEOUT_S)");
 }
@@ -413,7 +387,7 @@ std::string Connector::verify(const Hello& hello, Socket socket) {
   if (answer == kWelcome) {
     probes_.erase(static_cast<int>(hello.from));  // It is alive, and its descriptor is this one's.
     waiting_.emplace(key, std::move(socket));
-    wake_waiters();
+    wake_calls();
     return "";
   }
   return "refused a connection that says it is rank " + std::to_string(hello.from) + ": " +

@@ -1,21 +1,15 @@
 #pragma once
 
-#include <poll.h>
-
-#include <chrono>
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
 
-#include "csrc/base/event.h"
 #include "csrc/base/socket.h"
 #include "csrc/base/wait_mark.h"
 #include "csrc/control/tcp/greetings.h"
-#include "csrc/control/tcp/hello.h"
 
 namespace aiacc {
 
@@ -76,28 +70,10 @@ class Connector {
 
  private:
   using Key = std::tuple<int, ChannelKind, std::uint16_t, std::uint32_t>;
-  class Waiter;
-  struct Call;
-  struct Outgoing;
+  class Call;
 
-  static Key key_of(const ChannelSpec& spec);
-  Clock::time_point deadline() const;
-  std::vector<Socket> establish_by(Clock::time_point limit,
-                                   const std::vector<ChannelSpec>& specs,
-                                   int interrupt,
-                                   WaitMark* mark);
-  std::chrono::milliseconds connect(Call& call,
-                                    Clock::time_point limit,
-                                    int interrupt,
-                                    std::vector<pollfd>& awaited);
-  Socket open(const ChannelSpec& spec, Clock::time_point deadline, int interrupt);
-  void probe(const std::set<int>& peers, int interrupt);
-  bool is_probed(int peer);
-  bool read_answer(int peer, Socket& socket) const;
-  std::set<int> missing_peers(const std::vector<ChannelSpec>& specs);
-  std::vector<Socket> sockets_of(Call& call);
-  [[noreturn]] void throw_timeout(const std::set<int>& missing, const std::set<int>& silent) const;
-  void wake_waiters();
+  Clock::time_point deadline() const { return Clock::now() + duration_of(connect_timeout_s_); }
+  void wake_calls();
   std::string verify(const Hello& hello, Socket socket);
 
   const std::vector<std::string> addresses_;
@@ -106,9 +82,8 @@ class Connector {
   const std::uint32_t epoch_;
   const double connect_timeout_s_;
 
-  std::mutex mutex_;              ///< protects what follows, save that `greetings_` is the leader's
-  std::vector<Waiter*> waiters_;  ///< calls of `establish` that are under way
-  Waiter* leader_ = nullptr;      ///< the one of them that accepts
+  std::mutex mutex_;          ///< protects what follows, save that the first call has `greetings_`
+  std::vector<Call*> calls_;  ///< of `establish` that are under way; the first accepts for all
   Greetings greetings_;
   std::map<Key, Socket> waiting_;  ///< accepted and verified before they were asked for
   std::map<int, Socket> probes_;   ///< of ranks that are awaited, by rank

@@ -20,6 +20,25 @@ constexpr int kMostAtOnce = 8192;
 
 }  // namespace
 
+std::string explain(std::uint8_t answer) {
+  switch (answer) {
+    case kWrongVersion:
+      return "it runs another aiacc version; install the same one everywhere";
+    case kWrongToken:
+      return "job token mismatch; two jobs share an address, or AIACC_TOKEN differs";
+    case kWrongEpoch:
+      return "it is in another init/shutdown cycle; call init the same number of times everywhere";
+    case kWrongRank:
+      return "it has another rank than its address says; check AIACC_RANK and AIACC_ADDR";
+    case kDuplicate:
+      return "this rank is already connected; two processes have the same rank";
+    case kNoDescriptors:
+      return "it has as many files and sockets open as it may; raise its limit (ulimit -n)";
+    default:
+      return "it does not speak aiacc's protocol";
+  }
+}
+
 void Greetings::watch(std::vector<pollfd>& entries) const {
   entries.push_back({listener_.fd(), POLLIN, 0});
   for (const Greeting& greeting : greetings_) {
