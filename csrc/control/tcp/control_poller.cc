@@ -14,71 +14,39 @@
 namespace aiacc {
 namespace {
 
-int make_epoll() {
-  const int epoll = epoll_create1(EPOLL_CLOEXEC);
-  if (epoll < 0) {
-    throw system_error(Code::kEngine, "[control] epoll", errno);
-  }
-  return epoll;
+epoll_event event_of(int descriptor, std::uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.fd = descriptor;
+  return event;
 }
 
 }  // namespace
 
-Alarm::Alarm() : fd_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {
-  if (fd_ < 0) {
-    throw system_error(Code::kEngine, "[control] timerfd", errno);
+ControlPoller::ControlPoller()
+    : timer_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+  if (!timer_.valid() || !epoll_.valid()) {
+    throw system_error(Code::kEngine, "[control] timerfd or epoll", errno);
   }
-}
-
-Alarm::~Alarm() { close(fd_); }
-
-void Alarm::set(Clock::time_point time) noexcept {
-  const std::lock_guard lock(mutex_);
-  if (time >= time_) {
-    return;
-  }
-  time_ = time;
-  const auto left = std::chrono::nanoseconds(time - Clock::now()).count();
-  const auto nanoseconds = std::max<long long>(left, 1);  // 0 would stop it
-  itimerspec when{};
-  when.it_value.tv_sec = nanoseconds / 1'000'000'000;
-  when.it_value.tv_nsec = nanoseconds % 1'000'000'000;
-  timerfd_settime(fd_, 0, &when, nullptr);
-}
-
-void Alarm::clear() noexcept {
-  const std::lock_guard lock(mutex_);
-  std::uint64_t expirations = 0;
-  if (read(fd_, &expirations, sizeof expirations) > 0) {
-    time_ = Clock::time_point::max();
-  }
-}
-
-ControlPoller::ControlPoller() : epoll_(make_epoll()) {
   add(event_.fd());
   add(timer_.fd());
 }
 
-ControlPoller::~ControlPoller() { close(epoll_); }
-
 void ControlPoller::add(int descriptor) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.fd = descriptor;
-  if (epoll_ctl(epoll_, EPOLL_CTL_ADD, descriptor, &event) != 0) {
+  epoll_event event = event_of(descriptor, EPOLLIN);
+  if (epoll_ctl(epoll_.fd(), EPOLL_CTL_ADD, descriptor, &event) != 0) {
     throw system_error(Code::kInternal, "[control] epoll_ctl", errno);
   }
 }
 
 void ControlPoller::remove(int descriptor) noexcept {
-  epoll_ctl(epoll_, EPOLL_CTL_DEL, descriptor, nullptr);
+  epoll_ctl(epoll_.fd(), EPOLL_CTL_DEL, descriptor, nullptr);
 }
 
 void ControlPoller::want_room(int socket, bool wanted) noexcept {
-  epoll_event event{};
-  event.events = EPOLLIN | (wanted ? EPOLLOUT : 0U);
-  event.data.fd = socket;
-  epoll_ctl(epoll_, EPOLL_CTL_MOD, socket, &event);
+  epoll_event event = event_of(socket, EPOLLIN | (wanted ? EPOLLOUT : 0U));
+  epoll_ctl(epoll_.fd(), EPOLL_CTL_MOD, socket, &event);
 }
 
 bool ControlPoller::wait(Clock::time_point deadline) {
@@ -88,10 +56,30 @@ bool ControlPoller::wait(Clock::time_point deadline) {
     timeout_ms = static_cast<int>(std::clamp<long long>(left, 0, 3'600'000));
   }
   epoll_event events[4];
-  const int ready = epoll_wait(epoll_, events, 4, timeout_ms);
+  const int ready = epoll_wait(epoll_.fd(), events, 4, timeout_ms);
   const bool woken = event_.clear();  // perhaps by a wake-up that came after the sleep
-  timer_.clear();
+  {
+    const std::lock_guard lock(mutex_);
+    std::uint64_t expirations = 0;
+    if (read(timer_.fd(), &expirations, sizeof expirations) > 0) {
+      alarm_ = Clock::time_point::max();
+    }
+  }
   return woken || ready > 1 || (ready == 1 && events[0].data.fd != timer_.fd());
+}
+
+void ControlPoller::wake_at(Clock::time_point deadline) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (deadline >= alarm_) {
+    return;
+  }
+  alarm_ = deadline;
+  const auto left = std::chrono::nanoseconds(deadline - Clock::now()).count();
+  const auto nanoseconds = std::max<long long>(left, 1);  // 0 would stop it
+  itimerspec when{};
+  when.it_value.tv_sec = nanoseconds / 1'000'000'000;
+  when.it_value.tv_nsec = nanoseconds % 1'000'000'000;
+  timerfd_settime(timer_.fd(), 0, &when, nullptr);
 }
 
 }  // namespace aiacc

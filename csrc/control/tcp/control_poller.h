@@ -7,37 +7,14 @@
 
 namespace aiacc {
 
-/// A timer that is set to the earliest of the times it was given since it last went off. Any
-/// thread.
-class Alarm {
- public:
-  Alarm();
-  ~Alarm();
-  Alarm(const Alarm&) = delete;
-  Alarm& operator=(const Alarm&) = delete;
-
-  /// Readable from then on, until `clear`.
-  int fd() const { return fd_; }
-  void set(Clock::time_point time) noexcept;
-  /// After this, one that has gone off is not set.
-  void clear() noexcept;
-
- private:
-  int fd_;
-  std::mutex mutex_;
-  Clock::time_point time_ = Clock::time_point::max();  ///< max: not set
-};
-
 /// What the loop thread of a control plane sleeps on: its connections, an event and a timer.
 /// Functions named as those of ControlPlane do what it says there.
 class ControlPoller {
  public:
   ControlPoller();
-  ~ControlPoller();
-  ControlPoller(const ControlPoller&) = delete;
-  ControlPoller& operator=(const ControlPoller&) = delete;
 
-  /// From now on sleeps end when this descriptor has something to read.
+  /// From now on sleeps end when this descriptor has something to read. Any thread, as `remove` and
+  /// `want_room`.
   void add(int descriptor);
   void remove(int descriptor) noexcept;
   /// Whether they also end when it takes more.
@@ -45,12 +22,14 @@ class ControlPoller {
 
   bool wait(Clock::time_point deadline);
   void wake() noexcept { event_.set(); }
-  void wake_at(Clock::time_point deadline) noexcept { timer_.set(deadline); }
+  void wake_at(Clock::time_point deadline) noexcept;
 
  private:
   Event event_;
-  Alarm timer_;
-  const int epoll_;
+  Socket timer_;
+  Socket epoll_;
+  std::mutex mutex_;
+  Clock::time_point alarm_ = Clock::time_point::max();  ///< what the timer is set to; max: nothing
 };
 
 }  // namespace aiacc
