@@ -45,25 +45,16 @@ int allocate_file(int descriptor, std::size_t offset, std::size_t bytes) {
   return error;
 }
 
-/// Of a fixed size, sparse.
-Socket create_sealed(std::size_t bytes) {
-  // Not glibc's function, which older versions do not have.
-  Socket memory(
-      static_cast<int>(syscall(SYS_memfd_create, "aiacc", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
-  if (memory.valid() && (fchmod(memory.fd(), kOwnerOnly) != 0 ||
-                         ftruncate(memory.fd(), static_cast<off_t>(bytes)) != 0 ||
-                         fcntl(memory.fd(), F_ADD_SEALS, kFixedSize) != 0)) {
-    const int error = errno;
-    memory.close();
-    errno = error;
-  }
-  return memory;
-}
-
-/// Where a sandbox forbids the other. The size stays because no rank changes it.
-Socket create_file(std::size_t bytes) {
-  Socket file(open(kFolder, O_TMPFILE | O_RDWR | O_CLOEXEC, kOwnerOnly));
-  if (file.valid() && ftruncate(file.fd(), static_cast<off_t>(bytes)) != 0) {
+/// Sparse memory of a fixed size, without a name; else an invalid one and errno. `in_folder`: a
+/// file, whose size stays because no rank changes it.
+Socket create_file(std::size_t bytes, bool in_folder) {
+  // Not glibc's memfd_create, which older versions do not have.
+  Socket file(in_folder ? open(kFolder, O_TMPFILE | O_RDWR | O_CLOEXEC, kOwnerOnly)
+                        : static_cast<int>(
+                              syscall(SYS_memfd_create, "aiacc", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
+  if (file.valid() &&
+      (fchmod(file.fd(), kOwnerOnly) != 0 || ftruncate(file.fd(), static_cast<off_t>(bytes)) != 0 ||
+       (!in_folder && fcntl(file.fd(), F_ADD_SEALS, kFixedSize) != 0))) {
     const int error = errno;
     file.close();
     errno = error;
@@ -104,10 +95,10 @@ std::pair<SharedMemory, Socket> SharedMemory::create(std::size_t bytes) {
                            std::to_string(limit.rlim_cur) + " bytes)",
                        EFBIG);
   }
-  Socket descriptor = create_sealed(bytes);
+  Socket descriptor = create_file(bytes, false);
   const int forbidden = errno;
-  if (!descriptor.valid()) {
-    descriptor = create_file(bytes);
+  if (!descriptor.valid()) {  // as in a sandbox
+    descriptor = create_file(bytes, true);
   }
   if (!descriptor.valid()) {
     throw system_error(Code::kEngine,
