@@ -32,10 +32,11 @@ struct Shown {
 }  // namespace
 
 struct HostPage::Part {
+  enum Caller : std::uint32_t { kNone, kAwake, kAsleep };
+
   alignas(kCacheLine) std::atomic<std::uint32_t> loop_sleeps;
-  std::atomic<std::uint32_t> caller_runs;  ///< and the loop thread is not to be woken
-  std::atomic<std::uint32_t> caller_sleeps;
-  std::atomic<std::uint32_t> doorbell;  ///< of the caller; counts
+  std::atomic<std::uint32_t>
+      caller;  ///< that runs a round; the loop thread is not to be woken then
   std::atomic<std::uint32_t> has_share;
   char bell[64];  ///< of the loop thread: a name, with a zero at the end
   Shown boards[2];
@@ -69,8 +70,14 @@ bool HostPage::show(Board board, std::uint64_t round, const Bytes& message) noex
   if (fits && !message.empty()) {
     std::memcpy(place.data, message.data(), message.size());
   }
-  // Sequentially consistent with those who go to sleep: either they see it, or `ring` sees them.
+  // Sequentially consistent with those who go to sleep: either they see it, or `wake` sees them.
   shown.rounds.store(round + 1, std::memory_order_seq_cst);
+  const bool last = board == kResult || shares(round) == size() - 1;
+  for (int index = 0; last && index < size(); ++index) {
+    if (index != own_) {
+      wake(index);
+    }
+  }
   return fits;
 }
 
@@ -92,10 +99,10 @@ bool HostPage::read(int index, Board board, std::uint64_t round, Bytes& message)
   }
   if (bytes > kRoom || rounds > round + 2) {
     throw Error(Code::kPeerLost,
-                "[control] " + rank_name(ranks_[static_cast<std::size_t>(index)]) + " shows " +
-                    std::to_string(bytes) + " bytes of round " + std::to_string(rounds) +
-                    " (expected at most " + std::to_string(kRoom) + " of round " +
-                    std::to_string(round + 1) + "); its memory cannot be trusted");
+                "[control] rank " + std::to_string(ranks_[static_cast<std::size_t>(index)]) +
+                    " shows " + std::to_string(bytes) + " bytes of round " +
+                    std::to_string(rounds) + " (expected at most " + std::to_string(kRoom) +
+                    " of round " + std::to_string(round + 1) + "); its memory cannot be trusted");
   }
   const auto* data = reinterpret_cast<const std::uint8_t*>(place.data);
   message.assign(data, data + bytes);
@@ -124,37 +131,29 @@ void HostPage::call_in(std::uint64_t round, bool all) noexcept {
   for (int index = 0; index < size(); ++index) {
     const bool called = all || part(index).has_share.load(std::memory_order_seq_cst) != 0;
     if (index != own_ && called && !shows(index, kShare, round)) {
-      ring_for(index);
+      wake(index);
     }
   }
 }
 
-void HostPage::release(std::uint64_t round) noexcept {
-  if (shares(round) == size() - 1) {
-    ring();
-  }
-}
-
-void HostPage::ring() noexcept {
-  for (int index = 0; index < size(); ++index) {
-    if (index != own_) {
-      ring_for(index);
-    }
-  }
-}
-
-void HostPage::ring_for(int index) noexcept {
+void HostPage::wake(int index) noexcept {
   Part& other = part(index);
   // Most often nobody sleeps: no exchange then, which would take the cache line away.
-  if (other.caller_runs.load(std::memory_order_seq_cst) != 0) {
-    if (other.caller_sleeps.load(std::memory_order_seq_cst) != 0 &&
-        other.caller_sleeps.exchange(0, std::memory_order_seq_cst) != 0) {
-      other.doorbell.fetch_add(1, std::memory_order_seq_cst);
-      futex_wake(other.doorbell);
-    }
+  if (other.caller.load(std::memory_order_seq_cst) != Part::kNone) {
+    wake_caller(other);
   } else if (other.loop_sleeps.load(std::memory_order_seq_cst) != 0 &&
              other.loop_sleeps.exchange(0, std::memory_order_seq_cst) != 0) {
-    bell_.ring(bells_[static_cast<std::size_t>(index)]);
+    const char ring = 1;
+    // Without room for another one it rings already.
+    bell_.send(bells_[static_cast<std::size_t>(index)], &ring, sizeof ring);
+  }
+}
+
+void HostPage::wake_caller(Part& part) noexcept {
+  std::uint32_t asleep = Part::kAsleep;
+  if (part.caller.load(std::memory_order_seq_cst) == asleep &&
+      part.caller.compare_exchange_strong(asleep, Part::kAwake, std::memory_order_seq_cst)) {
+    futex_wake(part.caller);
   }
 }
 
@@ -162,32 +161,22 @@ void HostPage::has_share(bool has) noexcept {
   part(own_).has_share.store(has ? 1 : 0, std::memory_order_seq_cst);
 }
 
-void HostPage::loop_sleeps(bool sleeps) noexcept {
-  part(own_).loop_sleeps.store(sleeps ? 1 : 0, std::memory_order_seq_cst);
-}
-
-void HostPage::nudge() noexcept {
-  part(own_).doorbell.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake(part(own_).doorbell);
-}
-
 void HostPage::caller_runs(bool runs) noexcept {
-  part(own_).caller_runs.store(runs ? 1 : 0, std::memory_order_seq_cst);
+  part(own_).caller.store(runs ? Part::kAwake : Part::kNone, std::memory_order_seq_cst);
 }
 
-std::uint32_t HostPage::caller_sleeps() noexcept {
-  Part& own = part(own_);
-  const std::uint32_t rung = own.doorbell.load(std::memory_order_seq_cst);
-  own.caller_sleeps.store(1, std::memory_order_seq_cst);
-  return rung;
+void HostPage::sleeps(Runner runner, bool sleeps) noexcept {
+  if (runner == Runner::kLoop) {
+    part(own_).loop_sleeps.store(sleeps ? 1 : 0, std::memory_order_seq_cst);
+  } else {
+    part(own_).caller.store(sleeps ? Part::kAsleep : Part::kAwake, std::memory_order_seq_cst);
+  }
 }
 
-void HostPage::sleep(std::uint32_t rung, Clock::time_point deadline) noexcept {
-  futex_wait(part(own_).doorbell, rung, deadline);
+void HostPage::sleep_as_caller(Clock::time_point deadline) noexcept {
+  futex_wait(part(own_).caller, Part::kAsleep, deadline);
 }
 
-void HostPage::caller_wakes() noexcept {
-  part(own_).caller_sleeps.store(0, std::memory_order_relaxed);
-}
+void HostPage::nudge() noexcept { wake_caller(part(own_)); }
 
 }  // namespace aiacc

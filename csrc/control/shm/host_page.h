@@ -10,7 +10,6 @@
 #include "csrc/control/control_plane.h"
 #include "csrc/control/shm/memory_sharing.h"
 #include "csrc/control/shm/unix_socket.h"
-#include "csrc/control/tcp/connector.h"
 
 namespace aiacc {
 
@@ -22,8 +21,8 @@ namespace aiacc {
 /// before the last one: nothing is overwritten that is still read, and a rank that dies while it
 /// writes has shown nothing. What is too large for a board is announced there, and comes by socket.
 ///
-/// Threads: `nudge` from any. What sleeps is the loop thread, in poll, and a caller in its place,
-/// on a word of memory; both at once only if the loop thread has no round to wait for.
+/// Threads: one, if nothing else is said. What sleeps is the loop thread, in poll, and a caller in
+/// its place, on a word of memory; both at once only if the loop thread has no round to wait for.
 class HostPage {
  public:
   enum Board { kShare, kResult };
@@ -37,7 +36,8 @@ class HostPage {
   int own() const { return own_; }
 
   /// Shows a message of the round, those before in their order. False if it is too large, so that
-  /// others know that it comes by socket.
+  /// others know that it comes by socket. Wakes all others if they wait for nothing else: it is the
+  /// result, or the last share.
   bool show(Board board, std::uint64_t round, const Bytes& message) noexcept;
   /// Whether the rank of this index has shown that of the round.
   bool shows(int index, Board board, std::uint64_t round) const noexcept;
@@ -49,39 +49,33 @@ class HostPage {
   /// The flags of those, see `flags_of`.
   std::uint32_t flags(std::uint64_t round) const noexcept;
 
-  /// These wake other ranks that sleep, each of them once however many ring for it: those that have
-  /// not shown their shares of the round, if they have one or `all` is true; all, if this rank was
-  /// the last to show its share, for then they wait for nothing else; all.
+  /// Wakes those others that have not shown their shares of the round, if they have one or `all` is
+  /// true. Of those who wake a rank that sleeps, only the first pays for it.
   void call_in(std::uint64_t round, bool all) noexcept;
-  void release(std::uint64_t round) noexcept;
-  void ring() noexcept;
+  /// Whether this rank has a share for the next round, whoever starts it. Any thread.
+  void has_share(bool has) noexcept;
+
   /// Readable when the loop thread was rung for.
   int bell() const { return bell_.fd(); }
   void clear_bell() noexcept { bell_.clear(); }
-
-  /// Whether this rank has a share for the next round, whoever starts it. Any thread.
-  void has_share(bool has) noexcept;
-  /// The loop thread is about to sleep in poll until the bell rings, or has slept. What was shown
-  /// before it said so does not ring: look afterwards.
-  void loop_sleeps(bool sleeps) noexcept;
-
-  /// Makes the caller that sleeps, or is about to, look around.
-  void nudge() noexcept;
   /// A caller runs a round until it says otherwise: others wake it and not the loop thread.
   void caller_runs(bool runs) noexcept;
-  /// The caller is about to sleep; look after this, then `sleep`.
-  std::uint32_t caller_sleeps() noexcept;
-  /// Sleeps until another rank rings, `nudge`, or the deadline.
-  void sleep(std::uint32_t rung, Clock::time_point deadline) noexcept;
-  void caller_wakes() noexcept;
+  /// The loop thread, or the caller that runs, is about to sleep, or has slept. What was shown
+  /// before it said so does not wake it: look afterwards.
+  void sleeps(Runner runner, bool sleeps) noexcept;
+  /// The caller sleeps until another rank wakes it, `nudge`, or the deadline.
+  void sleep_as_caller(Clock::time_point deadline) noexcept;
+  /// Makes the caller that sleeps, or is about to, look around. Any thread.
+  void nudge() noexcept;
 
  private:
   struct Part;
 
-  void ring_for(int index) noexcept;
+  void wake(int index) noexcept;
+  static void wake_caller(Part& part) noexcept;
   Part& part(int index) const { return *parts_[static_cast<std::size_t>(index)]; }
 
-  UnixBell bell_;
+  UnixSocket bell_;
   int own_ = 0;
   std::vector<int> ranks_;
   HostMemory memory_;

@@ -1,10 +1,10 @@
 #include "csrc/control/tcp/control_connection.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
 #include "csrc/base/error.h"
+#include "csrc/control/tcp/heartbeat.h"
 
 namespace aiacc {
 namespace {
@@ -15,16 +15,6 @@ constexpr std::size_t kMostRounds = 16;
 
 /// Of a message that comes, as slow as it may be.
 constexpr std::size_t kBytesPerTimeout = std::size_t{256} << 10;
-
-std::string seconds_text(std::chrono::nanoseconds duration) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g", std::chrono::duration<double>(duration).count());
-  return text;
-}
-
-bool is_of_a_round(const Frame& frame) {
-  return frame.type == FrameType::kRound || frame.type == FrameType::kJoin;
-}
 
 }  // namespace
 
@@ -42,8 +32,10 @@ std::size_t ControlConnection::put(const Frame& frame) {
 
 bool ControlConnection::send_some() {
   if (!flushed()) {
-    const std::size_t sent = socket_.send_some(outbox_.data() + out_, outbox_.size() - out_, name_);
-    out_ += sent;
+    out_ += socket_.send_some(outbox_.data() + out_, unsent(), name_);
+  }
+  if (flushed()) {
+    clear_outbox();
   }
   return flushed();
 }
@@ -54,40 +46,30 @@ void ControlConnection::clear_outbox() noexcept {
 }
 
 bool ControlConnection::receive_some(std::vector<std::uint8_t>& buffer) {
-  const std::size_t got = socket_.recv_some(buffer.data(), buffer.size(), name_);
+  const std::size_t got = end_ ? 0 : socket_.recv_some(buffer.data(), buffer.size(), name_);
   if (got == 0) {
     return false;
   }
-  if (decoder_.feed(buffer.data(), got, arrived_) || begun_ == Clock::time_point{}) {
+  begun_ = decoder_.begun() == 0 ? Clock::now() : begun_;
+  decoder_.add(buffer.data(), got);
+  while (!end_ && decoder_.next(next_)) {
     begun_ = Clock::now();
-  }
-  if (decoder_.begun() == 0) {
-    begun_ = {};
+    if (next_.type == FrameType::kAbort) {
+      end_ = decode_status(next_.payload, name_);
+    } else if (rounds_.size() == kMostRounds) {
+      throw Error(Code::kPeerLost,
+                  "[control] " + name_ + " sent " + std::to_string(kMostRounds + 1) +
+                      " rounds ahead (expected its share of this one and the next); the "
+                      "connection cannot be trusted");
+    } else {
+      std::swap(rounds_.push(), next_);
+    }
   }
   return true;
 }
 
 bool ControlConnection::discard_some(std::vector<std::uint8_t>& buffer) {
   return socket_.recv_some(buffer.data(), buffer.size(), name_) > 0;
-}
-
-bool ControlConnection::next_notice(Frame& notice) {
-  while (!arrived_.empty()) {
-    Frame& frame = arrived_.front();
-    const bool queued = is_of_a_round(frame);
-    if (queued && rounds_.size() == kMostRounds) {
-      throw Error(Code::kPeerLost,
-                  "[control] " + name_ + " sent " + std::to_string(kMostRounds + 1) +
-                      " rounds ahead (expected its share of this one and the next); the "
-                      "connection cannot be trusted");
-    }
-    std::swap(queued ? rounds_.push() : notice, frame);
-    arrived_.pop();
-    if (!queued) {
-      return true;
-    }
-  }
-  return false;
 }
 
 bool ControlConnection::has_round(std::uint32_t round) const {
@@ -121,7 +103,7 @@ bool ControlConnection::take_round(std::uint32_t round, std::uint8_t stage, Byte
 void ControlConnection::check_frame(Clock::time_point now,
                                     bool absent,
                                     std::chrono::nanoseconds timeout) {
-  if (begun_ == Clock::time_point{}) {
+  if (decoder_.begun() == 0 || end_) {
     return;
   }
   begun_ = absent ? now : begun_;

@@ -1,9 +1,12 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "csrc/base/recycling_queue.h"
 #include "csrc/base/socket.h"
 #include "csrc/control/control_plane.h"
 #include "csrc/control/tcp/frame.h"
@@ -24,19 +27,19 @@ class ControlConnection {
   std::size_t put(const Frame& frame);
   /// Sends what the connection takes now; returns whether nothing is left.
   bool send_some();
-  bool flushed() const { return out_ == outbox_.size(); }
-  /// Bytes of the outbox that the connection has taken.
-  std::size_t sent() const { return out_; }
   /// Forgets what has not been sent.
   void clear_outbox() noexcept;
+  bool flushed() const { return unsent() == 0; }
+  std::size_t unsent() const { return outbox_.size() - out_; }
 
-  /// Takes in what has come, not all of it if that is much; whether it was anything. What came
-  /// before garbage is decoded when that is thrown.
+  /// Takes in what has come, not all of it if that is much; whether it was anything. Throws
+  /// Error(kPeerLost) if the connection has ended or what came is garbage, save after the reason
+  /// for an end.
   bool receive_some(std::vector<std::uint8_t>& buffer);
   /// The same, without a look at it.
   bool discard_some(std::vector<std::uint8_t>& buffer);
-  /// The next frame that is not part of a round, in order of arrival; those of rounds are queued.
-  bool next_notice(Frame& frame);
+  /// Why the peer has ended the job, if it has; nothing follows.
+  const std::optional<Status>& end() const { return end_; }
   bool has_round(std::uint32_t round) const;
   /// Those of what it has of this round, see `flags_of`.
   std::uint32_t round_flags(std::uint32_t round) const;
@@ -49,18 +52,18 @@ class ControlConnection {
   void check_frame(Clock::time_point now, bool absent, std::chrono::nanoseconds timeout);
 
   bool wants_room = false;  ///< whether the poller tells when the connection takes more
-  bool left = false;        ///< the peer ended the job in order; nothing follows
 
  private:
   const int rank_;
   const std::string name_;
   Socket socket_;
   FrameDecoder decoder_;
-  RecyclingQueue<Frame> arrived_;  ///< decoded, not looked at
-  RecyclingQueue<Frame> rounds_;   ///< kRound and kJoin frames in order of arrival
-  Clock::time_point begun_{};      ///< when the frame began that is not complete, or zero
-  Bytes outbox_;                   ///< encoded frames, each to be sent to its end before the next
-  std::size_t out_ = 0;            ///< bytes of `outbox_` that the connection has taken
+  Frame next_;                    ///< scratch
+  RecyclingQueue<Frame> rounds_;  ///< kRound and kJoin frames in order of arrival
+  std::optional<Status> end_;
+  Clock::time_point begun_{};  ///< when the frame began that is not complete, if there is one
+  Bytes outbox_;               ///< encoded frames, each to be sent to its end before the next
+  std::size_t out_ = 0;        ///< bytes of `outbox_` that the connection has taken
 };
 
 }  // namespace aiacc

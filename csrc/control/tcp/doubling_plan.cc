@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 namespace aiacc {
 
@@ -28,12 +29,14 @@ DoublingPlan DoublingPlan::of(int rank, const std::vector<std::vector<int>>& hos
           [&](const auto& ranks) { return std::binary_search(ranks.begin(), ranks.end(), rank); }) -
       hosts.begin());
   DoublingPlan plan;
-  const std::vector<int>& mates = hosts[own];
-  if (mates.front() != rank) {
-    plan.proxy = mates.front();
+  for (const int mate : hosts[own]) {
+    plan.mates.push_back({mate, RankBlock({mate})});
+  }
+  if (hosts[own].front() != rank) {
+    plan.proxy = hosts[own].front();
     return plan;
   }
-  plan.members.assign(mates.begin() + 1, mates.end());
+  plan.folds.assign(plan.mates.begin() + 1, plan.mates.end());
   std::size_t power = 1;
   while (power * 2 <= count) {
     power *= 2;
@@ -52,23 +55,23 @@ DoublingPlan DoublingPlan::of(int rank, const std::vector<std::vector<int>>& hos
         block.insert(block.end(), hosts[host + power].begin(), hosts[host + power].end());
       }
     }
-    plan.stages.push_back(hosts[partner].front());
-    plan.blocks.emplace_back(std::move(block));
+    plan.stages.push_back({hosts[partner].front(), RankBlock(std::move(block))});
   }
   if (own + power < count) {
-    plan.extra = hosts[own + power].front();
-    plan.extra_block = RankBlock(hosts[own + power]);
+    plan.folds.push_back({hosts[own + power].front(), RankBlock(hosts[own + power])});
   }
   return plan;
 }
 
 std::vector<int> DoublingPlan::partners() const {
-  std::vector<int> all = stages;
-  all.insert(all.end(), members.begin(), members.end());
-  for (const int other : {extra, proxy}) {
-    if (other >= 0) {
-      all.push_back(other);
+  std::vector<int> all;
+  for (const auto* partners : {&stages, &folds}) {
+    for (const Partner& partner : *partners) {
+      all.push_back(partner.rank);
     }
+  }
+  if (proxy >= 0) {
+    all.push_back(proxy);
   }
   return all;
 }

@@ -18,12 +18,18 @@ std::vector<std::vector<int>> ranks_by_host(const std::vector<int>& host_of, int
 /// power of two) with host XOR 2^k in stage k; host p+i folds into host i before, and gets the
 /// result after.
 struct DoublingPlan {
-  std::vector<int> stages;        ///< partner of each stage
-  std::vector<RankBlock> blocks;  ///< whose shares the partner has by then
-  std::vector<int> members;       ///< the other ranks of this host, if this one speaks for it
-  int extra = -1;                 ///< the speaker that folds into this one, or -1
-  RankBlock extra_block;          ///< whose shares that one has
-  int proxy = -1;                 ///< the rank that this one folds into, or -1
+  struct Partner {
+    int rank = 0;
+    RankBlock block;  ///< whose shares it has by then
+  };
+
+  std::vector<Partner> mates;  ///< the ranks of this host, ascending, this one among them
+  std::vector<Partner> folds;  ///< who folds into this rank: its mates, if it speaks, and a speaker
+  std::vector<Partner> stages;  ///< of each stage
+  int proxy = -1;               ///< the rank that this one folds into, or -1
+
+  /// Whether this rank is the lowest of its host.
+  bool speaks() const { return proxy != mates.front().rank; }
 
   static DoublingPlan of(int rank, const std::vector<std::vector<int>>& hosts);
 

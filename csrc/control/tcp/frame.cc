@@ -38,44 +38,45 @@ void encode_frame(const Frame& frame, Bytes& out) {
   }
 }
 
-bool FrameDecoder::feed(const std::uint8_t* data,
-                        std::size_t bytes,
-                        RecyclingQueue<Frame>& frames) {
+void FrameDecoder::add(const std::uint8_t* data, std::size_t bytes) {
+  buffer_.erase(buffer_.begin(), buffer_.begin() + static_cast<std::ptrdiff_t>(taken_));
+  taken_ = 0;
   buffer_.insert(buffer_.end(), data, data + bytes);
-  std::size_t at = 0;
-  while (buffer_.size() - at >= sizeof(Header)) {
-    Header header{};
-    std::memcpy(&header, buffer_.data() + at, sizeof header);
-    if (header.check == kCheck && header.bytes > kMaxPayload) {
-      throw Error(Code::kPeerLost,
-                  "[control] " + peer_ + " announced a message of " + std::to_string(header.bytes) +
-                      " bytes (expected at most " + std::to_string(kMaxPayload) + ")");
-    }
-    if (header.check != kCheck || header.type < static_cast<std::uint8_t>(FrameType::kRound) ||
-        header.type > static_cast<std::uint8_t>(FrameType::kAbort)) {
-      throw Error(Code::kPeerLost,
-                  "[control] " + peer_ + " sent " + std::to_string(header.bytes) +
-                      " bytes of type " + std::to_string(header.type) +
-                      ", which is not aiacc's protocol; do all ranks run the same version?");
-    }
-    if (buffer_.size() - at - sizeof header < header.bytes) {
-      break;
-    }
-    const std::uint8_t* payload = buffer_.data() + at + sizeof header;
-    Frame& frame = frames.push();
-    frame.type = static_cast<FrameType>(header.type);
-    frame.stage = header.stage;
-    frame.round = header.round;
-    frame.payload.assign(payload, payload + header.bytes);
-    at += sizeof header + header.bytes;
+}
+
+bool FrameDecoder::next(Frame& frame) {
+  if (begun() < sizeof(Header)) {
+    return false;
   }
-  buffer_.erase(buffer_.begin(), buffer_.begin() + static_cast<std::ptrdiff_t>(at));
-  return at > 0;
+  Header header{};
+  std::memcpy(&header, buffer_.data() + taken_, sizeof header);
+  if (header.check == kCheck && header.bytes > kMaxPayload) {
+    throw Error(Code::kPeerLost,
+                "[control] " + peer_ + " announced a message of " + std::to_string(header.bytes) +
+                    " bytes (expected at most " + std::to_string(kMaxPayload) + ")");
+  }
+  if (header.check != kCheck || header.type < static_cast<std::uint8_t>(FrameType::kRound) ||
+      header.type > static_cast<std::uint8_t>(FrameType::kAbort)) {
+    throw Error(Code::kPeerLost,
+                "[control] " + peer_ + " sent " + std::to_string(header.bytes) + " bytes of type " +
+                    std::to_string(header.type) +
+                    ", which is not aiacc's protocol; do all ranks run the same version?");
+  }
+  if (begun() - sizeof header < header.bytes) {
+    return false;
+  }
+  const std::uint8_t* payload = buffer_.data() + taken_ + sizeof header;
+  frame.type = static_cast<FrameType>(header.type);
+  frame.stage = header.stage;
+  frame.round = header.round;
+  frame.payload.assign(payload, payload + header.bytes);
+  taken_ += sizeof header + header.bytes;
+  return true;
 }
 
 std::size_t FrameDecoder::announced() const {
   Header header{};
-  std::memcpy(&header, buffer_.data(), std::min(buffer_.size(), sizeof header.bytes));
+  std::memcpy(&header, buffer_.data() + taken_, std::min(begun(), sizeof header.bytes));
   return sizeof header + header.bytes;
 }
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "csrc/base/recycling_queue.h"
+#include "csrc/base/error.h"
 #include "csrc/control/control_plane.h"
 
 namespace aiacc {
@@ -35,16 +35,19 @@ class FrameDecoder {
 
   explicit FrameDecoder(std::string peer) : peer_(std::move(peer)) {}
 
-  /// Adds bytes in any cut; complete frames are appended to `frames`. Whether there were any.
-  bool feed(const std::uint8_t* data, std::size_t bytes, RecyclingQueue<Frame>& frames);
+  /// Adds bytes in any cut.
+  void add(const std::uint8_t* data, std::size_t bytes);
+  /// Takes the next frame that is complete, if there is one.
+  bool next(Frame& frame);
 
   /// Bytes of a frame that is not complete, and of all of it as far as it is announced.
-  std::size_t begun() const { return buffer_.size(); }
+  std::size_t begun() const { return buffer_.size() - taken_; }
   std::size_t announced() const;
 
  private:
   std::string peer_;
   Bytes buffer_;
+  std::size_t taken_ = 0;  ///< bytes of `buffer_` that were taken as frames
 };
 
 /// Status <-> payload of a kAbort frame. Decoding never throws: an unreadable one is kPeerLost and

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 
 #include "csrc/base/thread.h"
 #include "csrc/control/control_plane.h"
@@ -14,12 +13,12 @@ namespace {
 /// time limit is for looks that come late.
 constexpr int kSilentLooks = 2;
 constexpr int kPatientLooks = 26;
-/// Who has not looked for so long cannot tell who was silent meanwhile.
-constexpr int kAbsentLooks = 8;
 /// After the last call of `watch`.
 constexpr int kWatchLooks = 8;
 /// Of one peer, before the others have their turn.
 constexpr int kMostBeats = 16;
+
+}  // namespace
 
 std::string seconds_text(std::chrono::nanoseconds duration) {
   char text[32];
@@ -27,23 +26,16 @@ std::string seconds_text(std::chrono::nanoseconds duration) {
   return text;
 }
 
-}  // namespace
-
 Heartbeat::Heartbeat(std::vector<Link> links, double peer_timeout_s, double work_limit_s, Lost lost)
-    : timeout_(static_cast<long long>(peer_timeout_s * 1e9)),
-      work_limit_(static_cast<long long>(work_limit_s * 1e9)),
-      lost_(std::move(lost)) {
+    : timeout_(duration_of(peer_timeout_s)),
+      work_limit_(duration_of(work_limit_s)),
+      lost_(std::move(lost)),
+      entries_(links.size() + 1) {
   for (Link& link : links) {
-    Peer peer{};
-    peer.rank = link.rank;
+    Peer& peer = peers_.emplace_back();
+    peer.name = "rank " + std::to_string(link.rank);
     peer.socket = std::move(link.socket);
-    peer.name = "rank " + std::to_string(peer.rank);
-    peers_.push_back(std::move(peer));
   }
-  entries_.resize(peers_.size() + 1);
-}
-
-void Heartbeat::start() {
   if (!peers_.empty()) {
     thread_ = start_thread("aiacc beat", [this] { run(); });
   }
@@ -87,7 +79,11 @@ void Heartbeat::run() noexcept {
       }
       const auto now = Clock::now();
       if (watching && now - looked_ >= look_every) {
-        look(now);
+        const bool absent = now - looked_ >= kAbsentLooks * look_every;
+        looked_ = now;
+        for (Peer& peer : peers_) {
+          judge(peer, now, absent);
+        }
       }
     } catch (const Error& error) {
       over_ = true;
@@ -99,36 +95,32 @@ void Heartbeat::run() noexcept {
 /// Takes in what has come, and answers; whether it was anything. A connection that has ended is no
 /// loss by itself: most often the rank has given its reason on the other one.
 bool Heartbeat::hear(Peer& peer) {
+  flush(peer);
   if (peer.gone) {
     return false;
   }
   std::size_t got = 0;
   try {
-    if (peer.sent < sizeof(Beat)) {
-      peer.sent +=
-          peer.socket.send_some(peer.out.data() + peer.sent, sizeof(Beat) - peer.sent, peer.name);
-    }
-    got = peer.socket.recv_some(peer.in.data() + peer.got, sizeof(Beat) - peer.got, peer.name);
+    auto* bytes = reinterpret_cast<std::uint8_t*>(&peer.in);
+    got = peer.socket.recv_some(bytes + peer.got, sizeof(Beat) - peer.got, peer.name);
   } catch (const Error&) {
     peer.gone = true;
-    return false;
   }
   peer.got += got;
   if (peer.got == sizeof(Beat)) {
-    Beat beat;
-    std::memcpy(&beat, peer.in.data(), sizeof beat);
     peer.got = 0;
-    if (beat.mark != Beat::kMark || (beat.kind != Beat::kPing && beat.kind != Beat::kPong)) {
+    if (peer.in.mark != Beat::kMark ||
+        (peer.in.kind != Beat::kPing && peer.in.kind != Beat::kPong)) {
       throw Error(Code::kPeerLost,
                   "[control] " + peer.name + " sent a heartbeat of kind " +
-                      std::to_string(beat.kind) +
+                      std::to_string(peer.in.kind) +
                       ", which is not aiacc's protocol; do all ranks run the same version?");
     }
     peer.heard = Clock::now();
     peer.asked = {};
-    peer.owes = peer.owes || beat.kind == Beat::kPing;
-    if (beat.work != peer.work) {
-      peer.work = beat.work;
+    peer.owes = peer.owes || peer.in.kind == Beat::kPing;
+    if (peer.in.work != peer.work) {
+      peer.work = peer.in.work;
       peer.work_since = peer.heard;
     }
   }
@@ -139,33 +131,33 @@ bool Heartbeat::hear(Peer& peer) {
   return got > 0;
 }
 
-/// Sends what there is room for; the rest follows.
 void Heartbeat::say(Peer& peer, Beat::Kind kind) {
-  Beat beat;
-  beat.kind = kind;
-  beat.work = work_.load(std::memory_order_relaxed);
-  std::memcpy(peer.out.data(), &beat, sizeof beat);
-  bytes_sent_.fetch_add(sizeof beat, std::memory_order_relaxed);
+  peer.out.kind = kind;
+  peer.out.work = work_.load(std::memory_order_relaxed);
+  peer.sent = 0;
+  bytes_sent_.fetch_add(sizeof(Beat), std::memory_order_relaxed);
+  flush(peer);
+}
+
+/// Sends what there is room for; the rest follows.
+void Heartbeat::flush(Peer& peer) noexcept {
+  if (peer.sent == sizeof(Beat) || peer.gone) {
+    return;
+  }
   try {
-    peer.sent = peer.socket.send_some(peer.out.data(), sizeof beat, peer.name);
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(&peer.out);
+    peer.sent += peer.socket.send_some(bytes + peer.sent, sizeof(Beat) - peer.sent, peer.name);
   } catch (const Error&) {
     peer.gone = true;
   }
 }
 
-void Heartbeat::look(Clock::time_point now) {
-  const bool absent = now - looked_ >= kAbsentLooks * timeout_ / kLooksPerTimeout;
-  looked_ = now;
-  for (Peer& peer : peers_) {
-    if (absent) {
-      peer.asked = {};
-      peer.work_since = now;
-    }
-    judge(peer, now);
+/// Throws if the rank is lost. `absent`: this one has not looked for long.
+void Heartbeat::judge(Peer& peer, Clock::time_point now, bool absent) {
+  if (absent) {
+    peer.asked = {};
+    peer.work_since = now;
   }
-}
-
-void Heartbeat::judge(Peer& peer, Clock::time_point now) {
   const auto look_every = timeout_ / kLooksPerTimeout;
   if ((peer.work & 1) != 0 && work_limit_.count() > 0 && now - peer.work_since >= work_limit_) {
     throw Error(Code::kTimeout,

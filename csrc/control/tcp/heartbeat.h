@@ -2,7 +2,6 @@
 
 #include <poll.h>
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +28,12 @@ struct Beat {
 };
 static_assert(sizeof(Beat) == 16, "Beat is a wire format");
 
+/// Of kLooksPerTimeout: who has not looked for so many cannot tell who was silent meanwhile.
+constexpr int kAbsentLooks = 8;
+
+/// With three digits.
+std::string seconds_text(std::chrono::nanoseconds duration);
+
 /// Whether the ranks that this one talks to live.
 ///
 /// A thread of its own answers pings, and sends some while `watch` is called: a rank that is silent
@@ -46,12 +51,10 @@ class Heartbeat {
   /// Called by the thread, once.
   using Lost = std::function<void(const Status&)>;
 
-  /// `work_limit_s`: how long the loop thread of another rank may be at one piece of work; 0: for
-  /// ever.
+  /// Starts the thread. Throws Error(kEngine) if there is no room for it. `work_limit_s`: how long
+  /// the loop thread of another rank may be at one piece of work; 0: for ever.
   Heartbeat(std::vector<Link> links, double peer_timeout_s, double work_limit_s, Lost lost);
   ~Heartbeat();
-  /// Throws Error(kEngine) if there is no room for the thread.
-  void start();
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
 
@@ -67,13 +70,26 @@ class Heartbeat {
   std::uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
 
  private:
-  struct Peer;
+  struct Peer {
+    Socket socket;
+    std::string name;
+    Beat in;
+    std::size_t got = 0;  ///< bytes of `in`
+    Beat out;
+    std::size_t sent = sizeof(Beat);  ///< bytes of `out`
+    bool owes = false;                ///< an answer, for which there was no room
+    bool gone = false;                ///< nothing comes any more
+    Clock::time_point heard{};
+    Clock::time_point asked{};  ///< when a ping was sent that is not answered, or zero
+    std::uint64_t work = 0;     ///< as in its last beat
+    Clock::time_point work_since{};
+  };
 
   void run() noexcept;
   bool hear(Peer& peer);
   void say(Peer& peer, Beat::Kind kind);
-  void look(Clock::time_point now);
-  void judge(Peer& peer, Clock::time_point now);
+  static void flush(Peer& peer) noexcept;
+  void judge(Peer& peer, Clock::time_point now, bool absent);
 
   const std::chrono::nanoseconds timeout_;
   const std::chrono::nanoseconds work_limit_;
@@ -88,22 +104,6 @@ class Heartbeat {
   std::atomic<std::uint64_t> bytes_sent_{0};
   std::atomic<bool> stopping_{false};
   std::thread thread_;
-};
-
-struct Heartbeat::Peer {
-  int rank;
-  Socket socket;
-  std::string name;
-  std::array<std::uint8_t, sizeof(Beat)> in{};
-  std::size_t got = 0;  ///< bytes of `in`
-  std::array<std::uint8_t, sizeof(Beat)> out{};
-  std::size_t sent = sizeof(Beat);  ///< bytes of `out`
-  bool owes = false;                ///< an answer, for which there was no room
-  bool gone = false;                ///< nothing comes any more
-  Clock::time_point heard{};
-  Clock::time_point asked{};  ///< when a ping was sent that is not answered, or zero
-  std::uint64_t work = 0;     ///< as in its last beat
-  Clock::time_point work_since{};
 };
 
 }  // namespace aiacc

@@ -1,8 +1,10 @@
 #include "csrc/control/tcp/tcp_plane.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "csrc/base/error.h"
 #include "csrc/base/log.h"
@@ -15,30 +17,17 @@ constexpr std::size_t kReadBytes = 64 << 10;
 /// For telling all peers of an abort. Sockets have room for it, unless a peer does not read, or is
 /// in the middle of a long frame: so long after the last bytes that a peer took.
 constexpr std::chrono::milliseconds kAbortPatience{1000};
-
-/// Looks. Who has not looked for so long cannot tell who was silent meanwhile.
-constexpr int kAbsentLooks = 8;
+/// For the others' ends of the connections.
+constexpr std::chrono::milliseconds kLeavePatience{500};
 
 }  // namespace
 
-/// Once the other constructor is through, the destructor sees to it that others read the reason.
 TcpPlane::TcpPlane(Connector& connector, const TcpPlaneOptions& options)
-    : TcpPlane(connector, options, Unwatched()) {
-  try {
-    heartbeat_->start();
-  } catch (const Error& error) {
-    abort(reported_by(rank_, error.status()));
-    throw;
-  }
-}
-
-TcpPlane::TcpPlane(Connector& connector, const TcpPlaneOptions& options, Unwatched /*unused*/)
     : rank_(connector.rank()),
       size_(connector.size()),
-      hosts_(ranks_by_host(options.host_of, size_)),
-      plan_(DoublingPlan::of(rank_, hosts_)),
-      peer_timeout_(static_cast<long long>(options.peer_timeout_s * 1e9)),
-      spin_(std::chrono::nanoseconds(static_cast<long long>(options.spin_us * 1e3))),
+      plan_(DoublingPlan::of(rank_, ranks_by_host(options.host_of, size_))),
+      peer_timeout_(duration_of(options.peer_timeout_s)),
+      spin_(duration_of(options.spin_us * 1e-6)),
       read_buffer_(kReadBytes) {
   const std::vector<int> partners = plan_.partners();
   std::vector<ChannelSpec> specs;
@@ -57,37 +46,38 @@ TcpPlane::TcpPlane(Connector& connector, const TcpPlaneOptions& options, Unwatch
   for (const auto& peer : peers_) {
     poller_.add(peer->fd());
   }
-  page_ = meet_in_memory(connector, options);
+  page_ = meet_in_memory(connector, options.connect_timeout_s);
   if (page_ != nullptr) {
     poller_.add(page_->bell());
   }
-  heartbeat_ = std::make_unique<Heartbeat>(
-      std::move(links), options.peer_timeout_s, options.stall_fail_s, [this](const Status& status) {
-        interrupt(status);
-      });
+  try {
+    heartbeat_ = std::make_unique<Heartbeat>(std::move(links),
+                                             options.peer_timeout_s,
+                                             options.stall_fail_s,
+                                             [this](const Status& status) { interrupt(status); });
+  } catch (const Error& error) {
+    abort(reported_by(rank_, error.status()));
+    leave();
+    throw;
+  }
 }
 
 /// Null where the host has no other rank, or one of its ranks cannot share memory.
-std::unique_ptr<HostPage> TcpPlane::meet_in_memory(Connector& connector,
-                                                   const TcpPlaneOptions& options) {
-  for (const std::vector<int>& ranks : hosts_) {
-    if (std::binary_search(ranks.begin(), ranks.end(), rank_)) {
-      mates_ = ranks;
-    }
-  }
-  for (const int rank : mates_) {
-    mate_blocks_.emplace_back(std::vector<int>{rank});
-  }
-  if (mates_.size() == 1) {
+std::unique_ptr<HostPage> TcpPlane::meet_in_memory(Connector& connector, double timeout_s) const {
+  if (plan_.mates.size() == 1) {
     return nullptr;
   }
+  std::vector<int> ranks;
+  for (const Partner& mate : plan_.mates) {
+    ranks.push_back(mate.rank);
+  }
   try {
-    return std::make_unique<HostPage>(connector, mates_, options.connect_timeout_s);
+    return std::make_unique<HostPage>(connector, ranks, timeout_s);
   } catch (const Error& error) {
     if (error.code() != Code::kEngine) {
       throw;
     }
-    if (rank_ == mates_.front()) {
+    if (plan_.speaks()) {
       AIACC_LOG(kInfo) << "[control] the ranks of this host agree over sockets: " << error.what();
     }
     return nullptr;
@@ -96,9 +86,13 @@ std::unique_ptr<HostPage> TcpPlane::meet_in_memory(Connector& connector,
 
 TcpPlane::~TcpPlane() {
   heartbeat_.reset();
-  // Closing with unread bytes resets the connection and may destroy what the peer has not read
-  // yet: read until it closes too. A live peer's loop thread answers an abort at once.
-  const auto deadline = Clock::now() + std::chrono::milliseconds(500);
+  leave();
+}
+
+/// Closing with unread bytes resets a connection and may destroy what the peer has not read yet:
+/// reads until it closes too. A live peer's loop thread answers an abort at once.
+void TcpPlane::leave() noexcept {
+  const auto deadline = Clock::now() + kLeavePatience;
   for (const auto& peer : peers_) {
     ::shutdown(peer->fd(), SHUT_WR);
   }
@@ -161,22 +155,16 @@ bool TcpPlane::wait(Clock::time_point deadline) {
   if (page_ == nullptr) {
     return poller_.wait(deadline);
   }
-  page_->loop_sleeps(true);
+  page_->sleeps(Runner::kLoop, true);
   const auto shown = [this] { return std::pair(rounds(), page_->shares(rounds())); };
   const auto now = shown();
   const bool called = (now.second > 0 && now != seen_) || poller_.wait(deadline);
-  page_->loop_sleeps(false);
+  page_->sleeps(Runner::kLoop, false);
   if (called) {
     page_->clear_bell();
     seen_ = shown();
   }
   return called;
-}
-
-void TcpPlane::nudge() noexcept {
-  if (page_ != nullptr) {
-    page_->nudge();
-  }
 }
 
 ControlConnection& TcpPlane::peer_of(int rank) {
@@ -188,87 +176,43 @@ ControlConnection& TcpPlane::peer_of(int rank) {
   throw Error(Code::kInternal, "[control] no connection to rank " + std::to_string(rank));
 }
 
-/// Puts a frame behind those that are on their way, and sends what the connection takes now.
-void TcpPlane::post(ControlConnection& peer,
-                    FrameType type,
-                    std::uint8_t stage,
-                    const Bytes& payload) {
-  // The payload is copied twice here; rounds are a few hundred bytes.
-  outgoing_.type = type;
-  outgoing_.stage = stage;
-  outgoing_.round = round_;
-  outgoing_.payload = payload;
-  bytes_sent_.fetch_add(peer.put(outgoing_), std::memory_order_relaxed);
-  flush(peer);
-}
-
+/// Sends what the connection takes now; the loop thread's sleep ends when it takes more.
 void TcpPlane::flush(ControlConnection& peer) {
   if (peer.flushed()) {
     return;
   }
-  if (!peer.left) {
-    try {
+  try {
+    if (!peer.end()) {
       peer.send_some();
-    } catch (const Error&) {
-      // What it had said before it went is the cause.
-      while (read_from(peer)) {
-      }
-      if (!peer.left) {
-        throw;
-      }
+    }
+  } catch (const Error&) {
+    // What it had said before it went is the cause.
+    while (read_from(peer)) {
+    }
+    if (!peer.end()) {
+      throw;
     }
   }
-  if (peer.left || peer.flushed()) {
+  if (peer.end()) {
     peer.clear_outbox();
   }
-  want_room(peer, !peer.flushed());
-}
-
-/// Whether the loop thread's sleep ends when the connection takes more.
-void TcpPlane::want_room(ControlConnection& peer, bool wanted) {
-  if (peer.wants_room != wanted && !peer.left) {
-    peer.wants_room = wanted;
-    poller_.want_room(peer.fd(), wanted);
+  if (peer.wants_room == peer.flushed()) {
+    peer.wants_room = !peer.flushed();
+    poller_.want_room(peer.fd(), peer.wants_room);
   }
 }
 
 /// Takes in what has come, not all of it if that is much; whether it was anything.
 bool TcpPlane::read_from(ControlConnection& peer) {
-  if (peer.left) {
-    return false;
-  }
-  try {
-    if (!peer.receive_some(read_buffer_)) {
-      return false;
+  const bool some = peer.receive_some(read_buffer_);
+  if (some && peer.end()) {
+    if (peer.end()->code() != Code::kShutdown) {
+      throw Error(*peer.end());
     }
-  } catch (const Error&) {
-    take_notices(peer);  // a reason for its end that came before garbage is the cause
-    throw;
+    leaving_ = leaving_.ok() ? *peer.end() : leaving_;
+    poller_.remove(peer.fd());  // it stays readable
   }
-  take_notices(peer);
-  return true;
-}
-
-void TcpPlane::take_notices(ControlConnection& peer) {
-  while (peer.next_notice(notice_)) {
-    if (notice_.type == FrameType::kAbort) {
-      const Status status = decode_status(notice_.payload, peer.name());
-      if (status.code() != Code::kShutdown) {
-        throw Error(status);
-      }
-      if (leaving_.ok()) {
-        leaving_ = status;
-      }
-      peer.left = true;
-      poller_.remove(peer.fd());  // it stays readable
-    }
-  }
-}
-
-void TcpPlane::has_share(bool has) noexcept {
-  if (page_ != nullptr) {
-    page_->has_share(has);
-  }
+  return some;
 }
 
 void TcpPlane::watch_peers() {
@@ -278,9 +222,7 @@ void TcpPlane::watch_peers() {
   looked_ = now;
   heartbeat_->watch();
   for (const auto& peer : peers_) {
-    if (!peer->left) {
-      peer->check_frame(now, absent, peer_timeout_);
-    }
+    peer->check_frame(now, absent, peer_timeout_);
   }
 }
 
@@ -291,7 +233,8 @@ void TcpPlane::interrupt(const Status& status) noexcept {
       return;
     }
     interrupt_status_ = status;
-    interrupted_.store(true, std::memory_order_release);
+    // Sequentially consistent with a caller that goes to sleep: it sees this, or `nudge` sees it.
+    interrupted_.store(true, std::memory_order_seq_cst);
   }
   poller_.wake();
   nudge();
@@ -305,10 +248,9 @@ void TcpPlane::throw_if_interrupted() const {
 }
 
 void TcpPlane::abort(const Status& status) noexcept {
-  if (aborted_) {
+  if (std::exchange(aborted_, true)) {
     return;
   }
-  aborted_ = true;
   for (const auto& peer : peers_) {
     try {
       // After what is on its way: in the middle of a frame it would be taken for a part of that.
@@ -319,32 +261,24 @@ void TcpPlane::abort(const Status& status) noexcept {
   }
   const auto start = Clock::now();
   auto moved = start;
-  while (true) {
-    const bool patient =
-        Clock::now() < std::min<Clock::time_point>(moved + kAbortPatience, start + peer_timeout_);
+  do {
     full_.clear();
     for (const auto& peer : peers_) {
-      const std::size_t before = peer->sent();
-      if (!say_farewell(*peer) && patient) {
-        full_.push_back({peer->fd(), POLLOUT, 0});
-      } else {
-        ::shutdown(peer->fd(), SHUT_WR);
+      const std::size_t before = peer->unsent();
+      try {
+        if (!peer->send_some()) {
+          full_.push_back({peer->fd(), POLLOUT, 0});
+        }
+      } catch (const Error&) {
+        // That peer is the lost one.
       }
-      moved = peer->sent() > before ? Clock::now() : moved;
+      moved = peer->unsent() < before ? Clock::now() : moved;
     }
-    if (full_.empty()) {
-      return;
-    }
-    poll(full_.data(), full_.size(), static_cast<int>(kAbortPatience.count()));
-  }
-}
-
-/// Whether nothing is left to be sent, or nobody to take it.
-bool TcpPlane::say_farewell(ControlConnection& peer) noexcept {
-  try {
-    return peer.send_some();
-  } catch (const Error&) {
-    return true;  // that peer is the lost one
+  } while (!full_.empty() && Clock::now() - moved < kAbortPatience &&
+           Clock::now() - start < peer_timeout_ &&
+           poll(full_.data(), full_.size(), kAbortPatience.count()) > 0);
+  for (const auto& peer : peers_) {
+    ::shutdown(peer->fd(), SHUT_WR);
   }
 }
 

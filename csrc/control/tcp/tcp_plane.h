@@ -46,15 +46,23 @@ class TcpPlane : public ControlPlane {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   void all_reduce(Bytes& message, const Combine& combine, Runner runner) override;
-  bool lets_callers_run() const override { return page_ != nullptr && hosts_.size() == 1; }
+  bool lets_callers_run() const override { return page_ != nullptr && is_one_host(); }
   void service() override;
   bool round_pending() const override;
   std::uint32_t pending_flags() const override;
   bool wait(Clock::time_point deadline) override;
   void wake() noexcept override { poller_.wake(); }
   void wake_at(Clock::time_point deadline) noexcept override { poller_.wake_at(deadline); }
-  void nudge() noexcept override;
-  void has_share(bool has) noexcept override;
+  void nudge() noexcept override {
+    if (page_ != nullptr) {
+      page_->nudge();
+    }
+  }
+  void has_share(bool has) noexcept override {
+    if (page_ != nullptr) {
+      page_->has_share(has);
+    }
+  }
   void watch_peers() override;
   void at_work(bool begins) noexcept override { heartbeat_->work(begins); }
   void interrupt(const Status& status) noexcept override;
@@ -66,41 +74,38 @@ class TcpPlane : public ControlPlane {
   }
 
  private:
-  struct Unwatched {};
-  TcpPlane(Connector& connector, const TcpPlaneOptions& options, Unwatched unused);
-  std::unique_ptr<HostPage> meet_in_memory(Connector& connector, const TcpPlaneOptions& options);
+  using Partner = DoublingPlan::Partner;
+
+  std::unique_ptr<HostPage> meet_in_memory(Connector& connector, double timeout_s) const;
+  void leave() noexcept;
+  bool is_one_host() const { return plan_.mates.size() == static_cast<std::size_t>(size_); }
   ControlConnection& peer_of(int rank);
 
   // tcp_plane_rounds.cc
-  void meet_mates(Bytes& message, const Combine& combine);
-  void speak_for_host(Bytes& message, const Combine& combine);
-  void follow_speaker(Bytes& message);
+  bool meet_mates(Bytes& message, const Combine& combine);
+  void meet_partners(Bytes& message, const Combine& combine);
+  void fold_into_proxy(Bytes& message);
   void call_in(ControlConnection& peer, const Bytes& message);
   const Bytes& flags_alone(const Bytes& message);
-  void show(HostPage::Board board, const Bytes& message, int large_to);
+  void show_share(const Bytes& share);
+  template <class Ready>
+  bool spin(int glances, Ready ready);
   template <class Ready>
   void await_mates(Ready ready);
-  void sleep_beside_mates(std::uint32_t rung);
   void sleep_until(Clock::time_point until);
   void send(ControlConnection& peer, FrameType type, std::uint8_t stage, const Bytes& payload);
   const Bytes& receive(ControlConnection& peer, std::uint8_t stage);
   void wait_in_round(ControlConnection& peer, Clock::time_point start);
   bool look_in_round(Clock::time_point start);
-  void take(
-      int rank, const Bytes& share, const RankBlock& from, Bytes& message, const Combine& combine);
+  void take(const Partner& from, const Bytes& share, Bytes& message, const Combine& combine);
 
-  void post(ControlConnection& peer, FrameType type, std::uint8_t stage, const Bytes& payload);
   void flush(ControlConnection& peer);
-  void want_room(ControlConnection& peer, bool wanted);
-  static bool say_farewell(ControlConnection& peer) noexcept;
   bool read_from(ControlConnection& peer);
-  void take_notices(ControlConnection& peer);
   void read_all();
   void throw_if_interrupted() const;
 
   const int rank_;
   const int size_;
-  const std::vector<std::vector<int>> hosts_;
   const DoublingPlan plan_;
   const std::chrono::nanoseconds peer_timeout_;
   Clock::time_point looked_{};  ///< at the peers
@@ -109,9 +114,7 @@ class TcpPlane : public ControlPlane {
   Spin spin_;
   ControlPoller poller_;
   std::vector<std::unique_ptr<ControlConnection>> peers_;
-  std::unique_ptr<HostPage> page_;      ///< null: this host has one rank, or shares no memory
-  std::vector<int> mates_;              ///< the ranks of this host, this one among them
-  std::vector<RankBlock> mate_blocks_;  ///< one for each of them
+  std::unique_ptr<HostPage> page_;  ///< null: this host has one rank, or shares no memory
   std::unique_ptr<Heartbeat> heartbeat_;
   std::uint32_t round_ = 0;  ///< number of the next round
   bool aborted_ = false;
@@ -119,7 +122,6 @@ class TcpPlane : public ControlPlane {
   std::pair<std::uint64_t, int> seen_{};  ///< the loop thread's: rounds, and shares of the next
   // Scratch, kept for its memory.
   Frame outgoing_;
-  Frame notice_;
   Bytes received_;
   Bytes call_;
   std::vector<std::uint8_t> read_buffer_;

@@ -22,124 +22,88 @@ constexpr int kGlances = 16;
 void TcpPlane::all_reduce(Bytes& message, const Combine& combine, Runner runner) {
   throw_if_interrupted();
   runner_ = runner;
-  if (page_ != nullptr && hosts_.size() == 1) {
+  const bool alone = is_one_host() && page_ != nullptr;
+  if (page_ != nullptr) {
     page_->caller_runs(runner == Runner::kCaller);
-    meet_mates(message, combine);
+    // A speaker for one of several hosts calls the others in.
+    show_share(alone || !plan_.speaks() ? message : flags_alone(message));
+  }
+  if (!alone || !meet_mates(message, combine)) {
+    meet_partners(message, combine);
+  }
+  if (page_ != nullptr) {
     page_->caller_runs(false);
-  } else if (rank_ == mates_.front()) {
-    if (page_ != nullptr) {
-      show(HostPage::kShare, flags_alone(message), -1);  // calls the others in
-    }
-    speak_for_host(message, combine);
-  } else {
-    follow_speaker(message);
   }
   ++round_;
   rounds_.fetch_add(1, std::memory_order_relaxed);
 }
 
-/// All ranks are on one host: each of them reads what all have shown, unless that has no room.
-void TcpPlane::meet_mates(Bytes& message, const Combine& combine) {
+/// All ranks are on one host: each of them reads what all have shown. False if it has no room.
+bool TcpPlane::meet_mates(Bytes& message, const Combine& combine) {
   const std::uint64_t round = rounds();
-  const auto mates = static_cast<int>(mates_.size());
-  const bool speaks = rank_ == mates_.front();
-  show(HostPage::kShare, message, speaks ? -1 : mates_.front());
-  await_mates([&] { return page_->shares(round) == mates - 1; });
-  bool large = false;
-  for (int mate = 0; mate < mates; ++mate) {
-    large = large || page_->by_socket(mate, HostPage::kShare, round);
-  }
-  if (large) {
-    if (speaks) {
-      speak_for_host(message, combine);
-    } else {
-      follow_speaker(message);
+  await_mates([&] { return page_->shares(round) == page_->size() - 1; });
+  for (int mate = 0; mate < page_->size(); ++mate) {
+    if (page_->by_socket(mate, HostPage::kShare, round)) {
+      return false;
     }
-    return;
   }
-  for (int mate = 0; mate < mates; ++mate) {
+  for (int mate = 0; mate < page_->size(); ++mate) {
     if (mate != page_->own()) {
       page_->read(mate, HostPage::kShare, round, received_);
-      take(mates_[static_cast<std::size_t>(mate)],
-           received_,
-           mate_blocks_[static_cast<std::size_t>(mate)],
-           message,
-           combine);
+      take(plan_.mates[static_cast<std::size_t>(mate)], received_, message, combine);
     }
   }
+  return true;
 }
 
 /// Takes in the shares of those who fold in here, exchanges with other hosts, tells the result.
-void TcpPlane::speak_for_host(Bytes& message, const Combine& combine) {
+void TcpPlane::meet_partners(Bytes& message, const Combine& combine) {
   const std::uint64_t round = rounds();
-  for (std::size_t mate = 1; mate < mates_.size(); ++mate) {
-    const auto index = static_cast<int>(mate);
-    ControlConnection& member = peer_of(mates_[mate]);
+  const int on_page = page_ == nullptr ? 0 : page_->size() - 1;  // of those who fold in, the first
+  int index = 0;
+  for (const Partner& fold : plan_.folds) {
+    ControlConnection& peer = peer_of(fold.rank);
     bool shown = false;
-    if (page_ == nullptr) {
-      call_in(member, message);
+    if (++index <= on_page) {
+      const auto shows = [&] { return page_->shows(index, HostPage::kShare, round); };
+      await_mates([&] { return shows() || peer.end(); });
+      shown = shows() && page_->read(index, HostPage::kShare, round, received_);
     } else {
-      await_mates([&] { return page_->shows(index, HostPage::kShare, round) || member.left; });
-      shown = page_->shows(index, HostPage::kShare, round) &&
-              page_->read(index, HostPage::kShare, round, received_);
+      call_in(peer, message);
     }
-    const Bytes& share = shown ? received_ : receive(member, kFoldIn);
-    take(member.rank(), share, mate_blocks_[mate], message, combine);
-  }
-  if (plan_.extra >= 0) {
-    ControlConnection& extra = peer_of(plan_.extra);
-    call_in(extra, message);
-    take(plan_.extra, receive(extra, kFoldIn), plan_.extra_block, message, combine);
+    take(fold, shown ? received_ : receive(peer, kFoldIn), message, combine);
   }
   for (std::size_t k = 0; k < plan_.stages.size(); ++k) {
-    ControlConnection& partner = *peers_[k];
-    send(partner, FrameType::kRound, static_cast<std::uint8_t>(k), message);
-    take(partner.rank(),
-         receive(partner, static_cast<std::uint8_t>(k)),
-         plan_.blocks[k],
-         message,
-         combine);
+    const auto stage = static_cast<std::uint8_t>(k);
+    send(*peers_[k], FrameType::kRound, stage, message);
+    take(plan_.stages[k], receive(*peers_[k], stage), message, combine);
   }
   if (plan_.proxy >= 0) {
-    ControlConnection& proxy = peer_of(plan_.proxy);
-    send(proxy, FrameType::kRound, kFoldIn, message);
-    message = receive(proxy, kResult);
+    fold_into_proxy(message);
   }
-  if (plan_.extra >= 0) {
-    send(peer_of(plan_.extra), FrameType::kRound, kResult, message);
-  }
-  if (page_ != nullptr) {
-    show(HostPage::kResult, message, -1);
-  }
-  for (const int rank : plan_.members) {
-    if (page_ == nullptr || page_->by_socket(page_->own(), HostPage::kResult, round)) {
-      send(peer_of(rank), FrameType::kRound, kResult, message);
+  const bool fits =
+      page_ != nullptr && plan_.speaks() && page_->show(HostPage::kResult, round, message);
+  index = 0;
+  for (const Partner& fold : plan_.folds) {
+    if (++index > on_page || !fits) {
+      send(peer_of(fold.rank), FrameType::kRound, kResult, message);
     }
   }
 }
 
-/// Gives this rank's share to the one that speaks for the host, and gets the result.
-void TcpPlane::follow_speaker(Bytes& message) {
-  const std::uint64_t round = rounds();
-  ControlConnection& speaker = peer_of(mates_.front());
-  if (page_ == nullptr) {
-    send(speaker, FrameType::kRound, kFoldIn, message);
-    message = receive(speaker, kResult);
-    return;
+/// Gets the result of the round, from a rank that takes in this one's share or has it already.
+void TcpPlane::fold_into_proxy(Bytes& message) {
+  ControlConnection& proxy = peer_of(plan_.proxy);
+  if (page_ == nullptr || plan_.speaks()) {
+    send(proxy, FrameType::kRound, kFoldIn, message);
+  } else {
+    const std::uint64_t round = rounds();
+    await_mates([&] { return page_->shows(0, HostPage::kResult, round); });
+    if (page_->read(0, HostPage::kResult, round, message)) {
+      return;
+    }
   }
-  if (hosts_.size() > 1) {
-    show(HostPage::kShare, message, speaker.rank());
-  }
-  await_mates([&] { return page_->shows(0, HostPage::kResult, round); });
-  if (!page_->read(0, HostPage::kResult, round, message)) {
-    message = receive(speaker, kResult);
-  }
-}
-
-const Bytes& TcpPlane::flags_alone(const Bytes& message) {
-  const auto end = std::min(message.size(), sizeof(std::uint32_t));
-  call_.assign(message.begin(), message.begin() + static_cast<std::ptrdiff_t>(end));
-  return call_;
+  message = receive(proxy, kResult);
 }
 
 /// Tells a rank that waits for others' rounds of this one.
@@ -150,82 +114,78 @@ void TcpPlane::call_in(ControlConnection& peer, const Bytes& message) {
   }
 }
 
-/// Shows a message to the others of this host; what has no room goes to that rank by socket.
-void TcpPlane::show(HostPage::Board board, const Bytes& message, int large_to) {
-  const bool fits = page_->show(board, rounds(), message);
-  if (board == HostPage::kResult) {
-    page_->ring();
-  } else {
-    page_->release(rounds());
-    // Flags ask for more than tensors, also those who have none.
-    call_all_ = !fits || flags_of(message) != 0;
-    if (runner_ == Runner::kLoop || call_all_) {
-      // A caller lets the others come by themselves before it sleeps.
-      page_->call_in(rounds(), call_all_);
-    }
+const Bytes& TcpPlane::flags_alone(const Bytes& message) {
+  const auto end = std::min(message.size(), sizeof(std::uint32_t));
+  call_.assign(message.begin(), message.begin() + static_cast<std::ptrdiff_t>(end));
+  return call_;
+}
+
+/// Shows a share to the others of this host; if it has no room there, it goes to the speaker.
+void TcpPlane::show_share(const Bytes& share) {
+  const bool fits = page_->show(HostPage::kShare, rounds(), share);
+  // Flags ask for more than tensors, also those who have none.
+  call_all_ = !fits || flags_of(share) != 0;
+  if (runner_ == Runner::kLoop || call_all_) {
+    // A caller lets the others come by themselves before it sleeps.
+    page_->call_in(rounds(), call_all_);
   }
-  if (!fits && large_to >= 0) {
-    send(peer_of(large_to), FrameType::kRound, kFoldIn, message);
+  if (!fits && !plan_.speaks()) {
+    send(peer_of(plan_.proxy), FrameType::kRound, kFoldIn, share);
   }
 }
 
-/// Blocks until the others of this host have shown what is awaited; spins briefly, then sleeps.
+/// Looks for what a round waits for without sleeping, for as long as that is worth it: so often
+/// between two looks at the clock.
 template <class Ready>
-void TcpPlane::await_mates(Ready ready) {
+bool TcpPlane::spin(int glances, Ready ready) {
   spin_.begin();
-  bool there = false;
   do {
-    for (int i = 0; i < kGlances && !there; ++i) {
-      there = ready();
+    for (int i = 0; i < glances; ++i) {
+      if (ready()) {
+        spin_.end();
+        return true;
+      }
       relax();
     }
-  } while (!there && spin_.again());
-  if (there) {
-    spin_.end();
+  } while (spin_.again());
+  return false;
+}
+
+/// Blocks until the others of this host have shown what is awaited.
+template <class Ready>
+void TcpPlane::await_mates(Ready ready) {
+  if (spin(kGlances, ready)) {
     return;
   }
-  const auto start = Clock::now();
   if (runner_ == Runner::kCaller) {
     page_->call_in(rounds(), call_all_);
   }
+  const auto start = Clock::now();
   while (true) {
-    std::uint32_t rung = 0;
-    if (runner_ == Runner::kCaller) {
-      rung = page_->caller_sleeps();
-    } else {
-      page_->loop_sleeps(true);
-    }
+    page_->sleeps(runner_, true);
     // What has come counts, also when its sender is gone by now.
-    there = ready();
-    const bool over = !there && (!leaving_.ok() || interrupted_.load(std::memory_order_acquire));
+    const bool there = ready();
+    const bool over = !leaving_.ok() || interrupted_.load(std::memory_order_seq_cst);
     if (!there && !over) {
-      sleep_beside_mates(rung);
+      const auto until = Clock::now() + peer_timeout_ / kLooksPerTimeout;
+      if (runner_ == Runner::kCaller) {
+        page_->sleep_as_caller(until);
+      } else {
+        sleep_until(until);
+        page_->clear_bell();
+      }
     }
-    if (runner_ == Runner::kCaller) {
-      page_->caller_wakes();
-    } else {
-      page_->loop_sleeps(false);
-    }
+    page_->sleeps(runner_, false);
     if (there || ready()) {
       return;
     }
-    if (over && !leaving_.ok()) {
+    if (!leaving_.ok()) {
       throw Error(leaving_);
     }
     read_all();
     if (look_in_round(start)) {
       page_->call_in(rounds(), true);
     }
-  }
-}
-
-void TcpPlane::sleep_beside_mates(std::uint32_t rung) {
-  const auto until = Clock::now() + peer_timeout_ / kLooksPerTimeout;
-  if (runner_ == Runner::kCaller) {
-    page_->sleep(rung, until);
-  } else {
-    sleep_until(until);
-    page_->clear_bell();
   }
 }
 
@@ -243,40 +203,40 @@ void TcpPlane::send(ControlConnection& peer,
                     FrameType type,
                     std::uint8_t stage,
                     const Bytes& payload) {
-  if (peer.left) {
+  if (peer.end()) {
     return;
   }
-  post(peer, type, stage, payload);
-  for (const auto start = Clock::now(); !peer.flushed() && !peer.left;) {
+  // The payload is copied twice here; rounds are a few hundred bytes.
+  outgoing_.type = type;
+  outgoing_.stage = stage;
+  outgoing_.round = round_;
+  outgoing_.payload = payload;
+  bytes_sent_.fetch_add(peer.put(outgoing_), std::memory_order_relaxed);
+  flush(peer);
+  for (const auto start = Clock::now(); !peer.flushed() && !peer.end();) {
     // Both ends may be sending more than the buffers hold, and others have notices: keep reading.
     wait_in_round(peer, start);
   }
 }
 
-/// Waits for this round's frame of `peer`; spins briefly, then sleeps and looks after the peers.
+/// Blocks until this round's frame of `peer` is there.
 const Bytes& TcpPlane::receive(ControlConnection& peer, std::uint8_t stage) {
+  // What has come counts, also when its sender is gone by now.
+  const auto ready = [&] {
+    return peer.take_round(round_, stage, received_) ||
+           (read_from(peer) && peer.take_round(round_, stage, received_));
+  };
   const auto start = Clock::now();
-  spin_.begin();
-  while (true) {
-    // What has come counts, also when its sender is gone by now.
-    bool there = peer.take_round(round_, stage, received_);
-    if (!there) {
-      read_from(peer);
-      there = peer.take_round(round_, stage, received_);
+  if (!spin(1, ready)) {
+    while (!ready()) {
+      if (peer.end()) {
+        throw Error(leaving_);
+      }
+      throw_if_interrupted();
+      wait_in_round(peer, start);
     }
-    if (there) {
-      spin_.end();
-      return received_;
-    }
-    if (peer.left) {
-      throw Error(leaving_);
-    }
-    throw_if_interrupted();
-    if (spin_.again()) {
-      continue;
-    }
-    wait_in_round(peer, start);
   }
+  return received_;
 }
 
 /// Sleeps until something has come or may go, and sees to it; looks after the peers at times.
@@ -302,13 +262,15 @@ bool TcpPlane::look_in_round(Clock::time_point start) {
 }
 
 /// What is wrong with the share of a peer is said with its rank.
-void TcpPlane::take(
-    int rank, const Bytes& share, const RankBlock& from, Bytes& message, const Combine& combine) {
+void TcpPlane::take(const Partner& from,
+                    const Bytes& share,
+                    Bytes& message,
+                    const Combine& combine) {
   try {
-    combine(message, share, from);
+    combine(message, share, from.block);
   } catch (const Error& error) {
     throw Error(error.code(),
-                "[control] rank " + std::to_string(rank) +
+                "[control] rank " + std::to_string(from.rank) +
                     (error.code() == Code::kPeerLost
                          ? " cannot be trusted: "
                          : " and rank " + std::to_string(rank_) + " do not fit together: ") +

@@ -31,27 +31,23 @@ TEST(HostPage, ASleeperIsRungForWhateverSleepsThere) {
     for (std::uint64_t round = 0; round < 400; ++round) {
       const Bytes message(round % 100, static_cast<std::uint8_t>(rank));
       if (static_cast<int>(round % 2) == rank) {
-        const bool as_caller = round % 4 < 2;
-        page.caller_runs(as_caller);
+        const Runner runner = round % 4 < 2 ? Runner::kCaller : Runner::kLoop;
+        page.caller_runs(runner == Runner::kCaller);
         while (true) {
-          const std::uint32_t rung = as_caller ? page.caller_sleeps() : 0;
-          if (!as_caller) {
-            page.loop_sleeps(true);
-          }
+          page.sleeps(runner, true);
           if (page.shows(1 - rank, HostPage::kShare, round)) {
             break;
           }
-          if (as_caller) {
-            page.sleep(rung, Clock::now() + std::chrono::seconds(30));
+          if (runner == Runner::kCaller) {
+            page.sleep_as_caller(Clock::now() + std::chrono::seconds(30));
           } else {
             pollfd entry{page.bell(), POLLIN, 0};
             ASSERT_EQ(poll_until(&entry, 1, Clock::now() + std::chrono::seconds(30)), 1);
             page.clear_bell();
           }
         }
+        page.sleeps(runner, false);
         page.caller_runs(false);
-        page.caller_wakes();
-        page.loop_sleeps(false);
       }
       ASSERT_TRUE(page.show(HostPage::kShare, round, message));
       page.call_in(round, true);

@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -24,6 +25,7 @@
 #include "csrc/engines/members.h"
 #include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/fakes/forbidden_calls.h"
+#include "tests/cpp/support/peers/raw_peer.h"
 #include "tests/cpp/support/process.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tcp_world.h"
@@ -74,49 +76,56 @@ std::vector<Status> outcomes_beside(
   return seen;
 }
 
-/// The same of one that does `act(link)`, with its first connection, and has ended then.
+/// The same of one that does `act(peer)`, with its first connection, and has ended then.
 template <class Act>
-std::vector<Status> outcomes_beside_link(int odd, int size, Act act) {
+std::vector<Status> outcomes_beside_peer(int odd, int size, Act act) {
   return outcomes_beside(odd, size, [&](std::vector<Socket>& sockets, const auto&) {
-    MemoryLink link(std::move(sockets[0]), odd == 0 ? 1 : 0);
-    act(link);
+    RawPeer peer(std::move(sockets[0]));
+    act(peer);
   });
 }
 
 void wait_until_over(std::vector<Socket>&, const std::shared_future<void>& over) { over.wait(); }
 
-Clock::time_point soon() { return Clock::now() + std::chrono::seconds(20); }
+std::size_t total_bytes(int size) {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return (kBytes + page - 1) / page * page * static_cast<std::size_t>(size);
+}
 
-Status next_message(MemoryLink& link) {
-  const Patience patience(20, -1);
-  while (true) {
-    if (const auto message = link.receive()) {
-      return *message;
-    }
-    if (!patience.sleep({link.readable()})) {
-      throw Error(Code::kTimeout, "[test] no message");
-    }
+const Frame kWell{FrameType::kRound, 0, 0, {}};
+
+/// The code and the text of a frame.
+Status status_in(const Frame& frame) {
+  return frame.type == FrameType::kAbort ? decode_status(frame.payload) : Status();
+}
+
+Frame frame_of(const MemoryRequest& request) {
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(&request);
+  return {FrameType::kRound, 0, 0, Bytes(bytes, bytes + sizeof request)};
+}
+
+MemoryRequest request_for(std::uint64_t bytes, const std::string& name) {
+  MemoryRequest request{};
+  request.bytes = bytes;
+  name.copy(request.name, sizeof request.name);
+  return request;
+}
+
+MemoryRequest next_request(RawPeer& peer) {
+  const Frame frame = peer.receive();
+  MemoryRequest request{};
+  EXPECT_EQ(sizeof request, frame.payload.size());
+  std::memcpy(&request, frame.payload.data(), sizeof request);
+  return request;
+}
+
+/// As the lowest rank does it.
+void pass(const MemoryRequest& request, const Socket& descriptor) {
+  UnixSocket socket;
+  while (socket.send(request.name, request.secret, sizeof request.secret, descriptor.fd()) != 0) {
+    std::this_thread::yield();
   }
 }
-
-MemoryInvitation next_invitation(MemoryLink& link) {
-  const Status message = next_message(link);
-  MemoryInvitation invitation{};
-  EXPECT_EQ(sizeof invitation, message.message().size());
-  std::memcpy(&invitation, message.message().data(), sizeof invitation);
-  return invitation;
-}
-
-Status invite(std::uint64_t bytes, const std::string& name) {
-  MemoryInvitation invitation{};
-  invitation.bytes = bytes;
-  invitation.nonce[0] = 1;  // new memory is full of zeros
-  name.copy(invitation.name, sizeof invitation.name);
-  return {Code::kOk, std::string(reinterpret_cast<const char*>(&invitation), sizeof invitation)};
-}
-
-/// Of two ranks.
-std::size_t total_bytes(int size) { return MemoryParts(sharing_of(size, 0)).total_bytes(); }
 
 class MemorySharingTest : public testing::TestWithParam<int> {};
 
@@ -144,13 +153,16 @@ TEST(MemorySharingTest, OneRankNeedsNoConnector) {
 
 /// So it lies on the NUMA node of its rank.
 TEST(MemorySharingTest, ARankTakesItsOwnPartAndNoOther) {
-  const MemorySharing sharing = sharing_of(3, 1);
-  const MemoryParts parts(sharing);
-  auto [memory, descriptor] = SharedMemory::create(parts.total_bytes());
-  parts.take(memory, descriptor, 1);
-  struct stat status{};
-  ASSERT_EQ(0, fstat(descriptor.fd(), &status));
-  EXPECT_EQ(parts.total_bytes() / 3, static_cast<std::size_t>(status.st_blocks) * 512);
+  const auto seen = outcomes_beside_peer(0, 2, [](RawPeer& peer) {
+    const auto [memory, descriptor] = SharedMemory::create(total_bytes(2));
+    pass(next_request(peer), descriptor);
+    EXPECT_TRUE(status_in(peer.receive()).ok());
+    struct stat status{};
+    ASSERT_EQ(0, fstat(descriptor.fd(), &status));
+    EXPECT_EQ(total_bytes(1), static_cast<std::size_t>(status.st_blocks) * 512);
+    peer.send(kWell);
+  });
+  EXPECT_TRUE(seen[1].ok()) << seen[1].message();
 }
 
 /// Taking it would end a process.
@@ -216,60 +228,39 @@ TEST_P(LackTest, OfOneRankFailsOnAllWithItsReason) {
 INSTANTIATE_TEST_SUITE_P(Ranks, LackTest, testing::Values(0, 1, 2));
 
 /// Ranks 0 and 2 are honest.
-TEST(MemoryLiarTest, ReportsThatAreNoneEndItForAll) {
-  const auto headed = [](std::uint32_t code, std::uint32_t bytes) {
-    const MemoryLink::Header header{code, bytes};
-    return std::string(reinterpret_cast<const char*>(&header), sizeof header);
+TEST(MemoryLiarTest, WhatARankAsksForIsLookedAt) {
+  const std::string nobody = "aiacc-nobody";
+  const std::vector<std::tuple<Frame, Code, std::string>> lies = {
+      {kWell, Code::kInternal, "rank 1 sent a request of 0 bytes"},
+      {frame_of(request_for(123, nobody)), Code::kEngine, "rank 1 wants 123 bytes for all ranks"},
+      {frame_of(request_for(total_bytes(3), nobody)), Code::kEngine, "no Unix socket of rank 1"},
+      {frame_of(request_for(total_bytes(3), std::string(48, 'x'))),
+       Code::kEngine,
+       "no Unix socket"},
+      {{FrameType::kAbort, 0, 0, {99, 'x'}}, Code::kPeerLost, "rank 1"},
+      {{FrameType::kRound, 7, 7, {}}, Code::kInternal, "rank 1"},
   };
-  for (const std::string& lie : {headed(99, 0), headed(0, 5000), headed(0xffffffff, 0xffffffff)}) {
-    const auto seen = outcomes_beside(1, 3, [&](auto& sockets, const auto& over) {
-      sockets[0].send_all(lie.data(), lie.size(), "rank 0", soon());
-      over.wait();
+  for (const auto& [lie, code, text] : lies) {
+    const auto seen = outcomes_beside_peer(1, 3, [&, &lie = lie](RawPeer& peer) {
+      peer.send(lie);
+      EXPECT_FALSE(status_in(peer.receive()).ok());
     });
-    expect_error(seen[0], Code::kInternal, {"rank 1 sent a report of code"});
+    expect_error(seen[0], code, {text});
     EXPECT_EQ(seen[0].message(), seen[2].message());
   }
 }
 
-TEST(MemoryLiarTest, ARankThatSaysItHasTheMemoryMustHaveWrittenThere) {
-  const auto seen = outcomes_beside_link(1, 3, [](MemoryLink& link) {
-    next_invitation(link);
-    link.send(Status(), soon());
-    expect_error(next_message(link), Code::kEngine, {"what rank 1 wrote"});
-  });
-  expect_error(seen[0], Code::kEngine, {"what rank 1 wrote into the shared memory is not seen"});
+TEST(MemoryLiarTest, GarbageEndsItForAll) {
+  const auto seen = outcomes_beside_peer(1, 3, [](RawPeer& peer) { peer.send(Bytes(100, 0x47)); });
+  expect_error(seen[0], Code::kPeerLost, {"rank 1 sent", "not aiacc's protocol"});
   EXPECT_EQ(seen[0].message(), seen[2].message());
-}
-
-TEST(MemoryLiarTest, InvitationsOfTheLowestRankAreLookedAt) {
-  const std::vector<std::tuple<Status, Code, std::string>> lies = {
-      {{Code::kOk, "too short"}, Code::kInternal, "an invitation of 9 bytes"},
-      {invite(123, "aiacc-nobody"), Code::kEngine, "rank 0 has 123 bytes for all ranks"},
-      {invite(total_bytes(2), "aiacc-nobody"), Code::kEngine, "does not listen on a Unix socket"},
-      {invite(total_bytes(2), std::string(48, 'x')), Code::kEngine, "does not listen"},
-  };
-  for (const auto& [message, code, text] : lies) {
-    const auto seen =
-        outcomes_beside_link(0, 2, [&, lie = message, expected = code](MemoryLink& link) {
-          link.send(lie, soon());
-          const Status report = next_message(link);
-          EXPECT_EQ(expected, report.code());
-          link.send(report, soon());
-        });
-    expect_error(seen[1], code, {text});
-  }
 }
 
 /// Rank 0 passes `descriptor` instead of its memory; what rank 1 says to that.
 Status report_on(const Socket& descriptor) {
-  return outcomes_beside_link(0, 2, [&](MemoryLink& link) {
-    UnixListener door;
-    link.send(invite(total_bytes(2), door.name()), soon());
-    const Patience patience(20, -1);
-    EXPECT_TRUE(patience.sleep({{door.fd(), POLLIN, 0}}));
-    const Socket caller = door.accept();
-    EXPECT_TRUE(send_message(caller, "x", 1, descriptor.fd()));
-    link.send(next_message(link), soon());
+  return outcomes_beside_peer(0, 2, [&](RawPeer& peer) {
+    pass(next_request(peer), descriptor);
+    peer.send(peer.receive());
   })[1];
 }
 
@@ -282,15 +273,19 @@ TEST(MemoryLiarTest, WhatIsPassedIsLookedAt) {
   const Socket open_ended(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(0, ftruncate(open_ended.fd(), static_cast<off_t>(total_bytes(2))));
   expect_error(report_on(open_ended), Code::kEngine, {"of a size that may change"});
-  // It could be that of another job.
-  const auto [memory, descriptor] = SharedMemory::create(total_bytes(2));
-  expect_error(report_on(descriptor), Code::kEngine, {"what rank 0 wrote into the shared memory"});
 }
 
 TEST(MemoryLossTest, ARankThatHasDiedEndsItForAll) {
-  const auto seen = outcomes_beside_link(1, 3, [](MemoryLink& link) { next_invitation(link); });
-  expect_error(seen[0], Code::kPeerLost, {"rank 1"});
-  EXPECT_EQ(seen[0].message(), seen[2].message());
+  const UnixSocket inbox;
+  for (const bool asks : {false, true}) {
+    const auto seen = outcomes_beside_peer(1, 3, [&](RawPeer& peer) {
+      if (asks) {
+        peer.send(frame_of(request_for(total_bytes(3), inbox.name())));
+      }
+    });
+    expect_error(seen[0], Code::kPeerLost, {"rank 1"});
+    EXPECT_EQ(seen[0].message(), seen[2].message());
+  }
   const auto without_lowest = outcomes_beside(0, 3, [](auto&, const auto&) {});
   expect_error(without_lowest[1], Code::kPeerLost, {"rank 0"});
   expect_error(without_lowest[2], Code::kPeerLost, {"rank 0"});
@@ -315,7 +310,7 @@ TEST(MemoryLossTest, TheLowestRankHasTimeToBegin) {
 TEST(MemoryLossTest, TheLowestRankThatSaysNothingIsNamed) {
   expect_error(outcomes_beside(0, 2, wait_until_over, 0.2)[1],
                Code::kTimeout,
-               {"rank 0 has not made the memory"});
+               {"rank 0 has not given its memory"});
 }
 
 /// The others do not come; another thread ends the wait.
@@ -331,55 +326,24 @@ TEST(MemoryLossTest, AnInterruptEndsTheWait) {
   }
 }
 
-/// Everybody can see the names of Unix sockets. Who has no nonce gets nothing, and keeps no rank
+/// Everybody can see the names of Unix sockets. What has no secret is no memory, and keeps no rank
 /// from it.
-TEST(MemoryStrangersTest, AreTurnedAwayAndDoNotDisturb) {
-  for (const int strangers : {1, 200}) {
-    std::vector<Socket> crowd;
-    const auto seen = outcomes_beside_link(1, 2, [&](MemoryLink& link) {
-      const MemoryInvitation invitation = next_invitation(link);
-      for (int i = 0; i < strangers; ++i) {
-        Socket stranger = connect_unix(invitation.name);
-        if (!stranger.valid()) {
-          --i;
-          continue;
-        }
-        const MemoryMark wrong{{1, 2, 3}, 1};
-        if (i % 3 == 1) {
-          send_message(stranger, "who is there?", 14);
-        } else if (i % 3 == 2) {
-          send_message(stranger, &wrong, sizeof wrong);
-        }
-        crowd.push_back(std::move(stranger));
-      }
-      const MemorySharing sharing = sharing_of(2, 1);
-      MemoryParts parts(sharing);
-      parts.set_nonce(invitation.nonce);
-      const MemoryMark mark = parts.mark_of(1);
-      const Patience patience(20, -1);
-      UnixMessage given;
-      // As a rank does that strangers crowd out.
-      while (!given.descriptor.valid()) {
-        const Socket socket = connect_unix(invitation.name);
-        if (!socket.valid() || !send_message(socket, &mark, sizeof mark)) {
-          continue;
-        }
-        MemoryMark echo{};
-        EXPECT_TRUE(patience.sleep({{socket.fd(), POLLIN, 0}}));
-        given = receive_message(socket, &echo, sizeof echo);
-      }
-      SharedMemory memory = SharedMemory::map(given.descriptor, parts.total_bytes());
-      parts.check(memory, 0);
-      parts.take(memory, given.descriptor, 1);
-      link.send(Status(), soon());
-      EXPECT_TRUE(next_message(link).ok());
-    });
-    EXPECT_TRUE(seen[0].ok()) << seen[0].message();
-    for (const Socket& stranger : crowd) {
-      char got[64];
-      EXPECT_FALSE(receive_message(stranger, got, sizeof got).descriptor.valid());
+TEST(MemoryStrangersTest, AreNotHeardAndDoNotDisturb) {
+  const auto seen = outcomes_beside_peer(0, 2, [](RawPeer& peer) {
+    const MemoryRequest request = next_request(peer);
+    const auto [memory, descriptor] = SharedMemory::create(total_bytes(2));
+    const auto [other, stranger] = SharedMemory::create(total_bytes(2));
+    UnixSocket socket;
+    for (int i = 0; i < 200; ++i) {
+      socket.send(request.name, "who is there?", i % 14, i % 2 == 0 ? stranger.fd() : -1);
     }
-  }
+    socket.send(request.name, request.secret, sizeof request.secret);
+    pass(request, descriptor);
+    EXPECT_TRUE(status_in(peer.receive()).ok());
+    EXPECT_EQ(std::byte{2}, memory.data()[total_bytes(1)]);
+    peer.send(kWell);
+  });
+  EXPECT_TRUE(seen[1].ok()) << seen[1].message();
 }
 
 }  // namespace

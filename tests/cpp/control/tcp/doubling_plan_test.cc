@@ -34,20 +34,17 @@ void for_all_plans(Check check) {
 /// What a partner says by then is of its block, and of no rank that has been heard already.
 TEST(DoublingPlan, TheBlocksOfAllStagesAreAllRanksOnce) {
   for_all_plans([](int rank, const DoublingPlan& plan, const auto& hosts) {
-    ASSERT_EQ(plan.stages.size(), plan.blocks.size());
     if (plan.proxy >= 0) {
       return;
     }
     for (const std::vector<int>& ranks : hosts) {
       for (const int other : ranks) {
         int times = other == rank ? 1 : 0;
-        for (const int member : plan.members) {
-          times += member == other ? 1 : 0;
-        }
-        times += plan.extra >= 0 && plan.extra_block.has(other, other) ? 1 : 0;
-        for (std::size_t k = 0; k < plan.blocks.size(); ++k) {
-          times += plan.blocks[k].has(other, other) ? 1 : 0;
-          EXPECT_TRUE(plan.blocks[k].has(plan.stages[k], plan.stages[k]));
+        for (const auto* partners : {&plan.folds, &plan.stages}) {
+          for (const DoublingPlan::Partner& partner : *partners) {
+            times += partner.block.has(other, other) ? 1 : 0;
+            EXPECT_TRUE(partner.block.has(partner.rank, partner.rank));
+          }
         }
         EXPECT_EQ(1, times) << other << " for " << rank;
       }
@@ -58,15 +55,14 @@ TEST(DoublingPlan, TheBlocksOfAllStagesAreAllRanksOnce) {
 TEST(DoublingPlan, PartnersKnowEachOtherAndMeetInTheSameStage) {
   for_all_plans([](int rank, const DoublingPlan& mine, const auto& hosts) {
     for (std::size_t stage = 0; stage < mine.stages.size(); ++stage) {
-      EXPECT_EQ(DoublingPlan::of(mine.stages[stage], hosts).stages[stage], rank);
+      const int partner = mine.stages[stage].rank;
+      EXPECT_EQ(DoublingPlan::of(partner, hosts).stages[stage].rank, rank);
     }
-    for (const int member : mine.members) {
-      const DoublingPlan theirs = DoublingPlan::of(member, hosts);
-      EXPECT_EQ(theirs.proxy, rank);
-      EXPECT_EQ(theirs.partners(), std::vector<int>{rank});
+    for (const DoublingPlan::Partner& fold : mine.folds) {
+      EXPECT_EQ(DoublingPlan::of(fold.rank, hosts).proxy, rank);
     }
-    if (mine.extra >= 0) {
-      EXPECT_EQ(DoublingPlan::of(mine.extra, hosts).proxy, rank);
+    if (!mine.speaks()) {
+      EXPECT_EQ(mine.partners(), std::vector<int>{mine.mates.front().rank});
     }
   });
 }
@@ -80,7 +76,9 @@ TEST(DoublingPlan, OneRankOfAHostTalksToOtherHosts) {
   std::size_t most = 0;
   for (int rank = 0; rank < 1000; ++rank) {
     const DoublingPlan plan = DoublingPlan::of(rank, hosts);
-    most = std::max(most, plan.partners().size() - plan.members.size());
+    if (plan.speaks()) {
+      most = std::max(most, plan.partners().size() - (plan.mates.size() - 1));
+    }
     EXPECT_TRUE(rank % 8 == 0 || plan.proxy == rank / 8 * 8) << rank;
   }
   EXPECT_EQ(7U, most);

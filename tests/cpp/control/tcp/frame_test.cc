@@ -31,25 +31,29 @@ Bytes encoded(const std::vector<Frame>& frames) {
   return bytes;
 }
 
-/// Gives a decoder pieces of `length()` bytes.
+/// What a decoder makes of pieces of `length()` bytes.
 template <class Length>
-void feed(const Bytes& bytes, Length length, RecyclingQueue<Frame>& frames) {
+std::vector<Frame> decoded(const Bytes& bytes, Length length) {
   FrameDecoder decoder("rank 1");
+  std::vector<Frame> frames;
   for (std::size_t at = 0; at < bytes.size();) {
     const std::size_t piece = std::min<std::size_t>(bytes.size() - at, length());
-    decoder.feed(bytes.data() + at, piece, frames);
+    decoder.add(bytes.data() + at, piece);
     at += piece;
+    for (Frame frame; decoder.next(frame);) {
+      frames.push_back(frame);
+    }
   }
+  return frames;
 }
 
-void expect_equal(const std::vector<Frame>& expected, RecyclingQueue<Frame> got) {
+void expect_equal(const std::vector<Frame>& expected, const std::vector<Frame>& got) {
   ASSERT_EQ(got.size(), expected.size());
-  for (const Frame& frame : expected) {
-    EXPECT_EQ(got.front().type, frame.type);
-    EXPECT_EQ(got.front().stage, frame.stage);
-    EXPECT_EQ(got.front().round, frame.round);
-    EXPECT_EQ(got.front().payload, frame.payload);
-    got.pop();
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].type, expected[i].type);
+    EXPECT_EQ(got[i].stage, expected[i].stage);
+    EXPECT_EQ(got[i].round, expected[i].round);
+    EXPECT_EQ(got[i].payload, expected[i].payload);
   }
 }
 
@@ -58,9 +62,7 @@ TEST(FrameDecoder, TakesFramesInAnyCut) {
   for (std::uint32_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 random(seed);
-    RecyclingQueue<Frame> frames;
-    feed(bytes, [&] { return 1 + random() % 40; }, frames);
-    expect_equal(some_frames(), frames);
+    expect_equal(some_frames(), decoded(bytes, [&] { return 1 + random() % 40; }));
   }
 }
 
@@ -70,11 +72,13 @@ TEST(FrameDecoder, ALengthIsBelievedOnlyAsItComesAndAnAbsurdOneIsRefusedAtOnce) 
     Bytes bytes = encoded({{FrameType::kRound, 0, 0, {}}});
     std::memcpy(bytes.data(), &length, sizeof length);
     FrameDecoder decoder("rank 5");
-    RecyclingQueue<Frame> frames;
+    Frame frame;
     largest_allocation.store(0);
-    const Status status = status_of([&] { decoder.feed(bytes.data(), bytes.size(), frames); });
+    const Status status = status_of([&] {
+      decoder.add(bytes.data(), bytes.size());
+      EXPECT_FALSE(decoder.next(frame));
+    });
     EXPECT_LT(largest_allocation.load(), 4096U);
-    EXPECT_TRUE(frames.empty());
     if (length == kMost) {
       EXPECT_TRUE(status.ok()) << status.message();
     } else {
@@ -97,14 +101,14 @@ TEST(FrameDecoderFuzz, DamagedStreamsDecodeOrThrow) {
   for (std::uint32_t seed = 0; seed < 20000; ++seed) {
     Mutator mutator(seed);
     const Bytes bytes = mutator.damage(valid);
-    RecyclingQueue<Frame> frames;
+    std::vector<Frame> frames;
     largest_allocation.store(0);
     const Status status =
-        status_of([&] { feed(bytes, [&] { return 1 + mutator.below(600); }, frames); });
+        status_of([&] { frames = decoded(bytes, [&] { return 1 + mutator.below(600); }); });
     ASSERT_TRUE(status.ok() || status.code() == Code::kPeerLost) << "seed " << seed;
     ASSERT_LT(largest_allocation.load(), 4 * bytes.size() + 4096) << "seed " << seed;
-    for (; !frames.empty(); frames.pop()) {
-      decode_status(frames.front().payload);
+    for (const Frame& frame : frames) {
+      decode_status(frame.payload);
     }
   }
 }

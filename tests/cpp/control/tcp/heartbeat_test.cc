@@ -61,7 +61,6 @@ struct Watched {
         link_to(1, std::move(zero)), timeout_s, work_limit_s, [this](const Status& status) {
           lost.set_value(status);
         });
-    heartbeat->start();
   }
   /// What ends the job while somebody waits.
   Status await_loss() {
@@ -150,7 +149,6 @@ TEST(Heartbeat, GarbageIsNotAiaccsProtocol) {
 TEST(Heartbeat, ALoopThreadThatIsStuckIsFound) {
   Watched zero(4, 0.2);
   Heartbeat one(link_to(0, std::move(zero.peer)), kNever, 0, [](const Status&) {});
-  one.start();
   one.work(true);
   expect_error(zero.await_loss(), Code::kTimeout, {"rank 1 answers, but its loop thread"});
 }
@@ -159,7 +157,6 @@ TEST(Heartbeat, ALoopThreadThatWorksOnIsNotStuck) {
   Watched zero(0.4, 0.2);
   auto loss = zero.lost.get_future();
   Heartbeat one(link_to(0, std::move(zero.peer)), kNever, 0, [](const Status&) {});
-  one.start();
   const auto end = Clock::now() + std::chrono::milliseconds(800);
   while (Clock::now() < end) {
     zero.heartbeat->watch();

@@ -46,10 +46,7 @@ std::unique_ptr<Heartbeat> answer_pings(std::vector<Socket> sockets) {
   for (Socket& socket : sockets) {
     links.push_back({0, std::move(socket)});
   }
-  auto heartbeat =
-      std::make_unique<Heartbeat>(std::move(links), kLongSeconds, 0, [](const Status&) {});
-  heartbeat->start();
-  return heartbeat;
+  return std::make_unique<Heartbeat>(std::move(links), kLongSeconds, 0, [](const Status&) {});
 }
 
 /// The last rank is raw connections to its partners, the others are planes.

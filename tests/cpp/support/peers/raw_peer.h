@@ -36,17 +36,16 @@ class RawPeer {
   /// The next frame, reading no faster than a piece of at most 64 KiB per `pause`. Throws
   /// Error(kTimeout) after 30 s, Error(kPeerLost) when the plane closed.
   Frame receive(std::chrono::milliseconds pause = {}) {
-    while (frames_.empty()) {
+    Frame frame;
+    while (!decoder_.next(frame)) {
       std::this_thread::sleep_for(pause);
       std::uint8_t buffer[64 << 10];
       const std::size_t got = socket_.recv_some(buffer, sizeof buffer, "the plane");
-      decoder_.feed(buffer, got, frames_);
+      decoder_.add(buffer, got);
       if (got == 0) {
         wait_for(POLLIN);
       }
     }
-    Frame frame = std::move(frames_.front());
-    frames_.pop();
     return frame;
   }
 
@@ -78,7 +77,6 @@ class RawPeer {
 
   Socket socket_;
   FrameDecoder decoder_;
-  RecyclingQueue<Frame> frames_;
 };
 
 /// The raw ends of the connections that a TcpPlane of this rank would have.
