@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "csrc/base/log.h"
-#include "csrc/control/in_process/in_process_plane.h"
 #include "csrc/control/tcp/tcp_plane.h"
 #include "csrc/engines/nccl/nccl_settings.h"
 #include "csrc/engines/registry.h"
@@ -162,9 +161,7 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
   context.connect_timeout_s = config.connect_timeout_s;
   context.spin_us = config.spin_us;
   context.pace_bytes = config.test_pace_bytes;
-  if (topology.size == 1) {
-    plane_ = std::make_unique<InProcessPlane>(std::make_shared<InProcessHub>(1), 0);
-  } else {
+  if (topology.size > 1) {
     const auto size = static_cast<std::size_t>(topology.size);
     if (listener_ == nullptr || options_.addresses.size() != size ||
         context.host_of.size() != size) {
@@ -179,15 +176,15 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
                                              options_.token,
                                              options_.epoch,
                                              config.connect_timeout_s);
-    TcpPlaneOptions plane;
-    plane.peer_timeout_s = config.peer_timeout_s;
-    plane.spin_us = config.spin_us;
-    plane.stall_fail_s = config.stall_fail_s;
-    plane.host_of = context.host_of;
-    plane.connect_timeout_s = config.connect_timeout_s;
-    plane_ = std::make_unique<TcpPlane>(*connector_, plane);
     context.connector = connector_.get();
   }
+  TcpPlaneOptions plane;
+  plane.peer_timeout_s = config.peer_timeout_s;
+  plane.spin_us = config.spin_us;
+  plane.stall_fail_s = config.stall_fail_s;
+  plane.host_of = context.host_of;
+  plane.connect_timeout_s = config.connect_timeout_s;
+  plane_ = std::make_unique<TcpPlane>(connector_.get(), plane);
   try {
     engine_ = create_engine(options_.engine, context);
     if (options_.gpu_engine != "staged") {

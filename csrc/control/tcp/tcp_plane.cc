@@ -22,9 +22,9 @@ constexpr std::chrono::milliseconds kLeavePatience{500};
 
 }  // namespace
 
-TcpPlane::TcpPlane(Connector& connector, const TcpPlaneOptions& options)
-    : rank_(connector.rank()),
-      size_(connector.size()),
+TcpPlane::TcpPlane(Connector* connector, const TcpPlaneOptions& options)
+    : rank_(connector == nullptr ? 0 : connector->rank()),
+      size_(connector == nullptr ? 1 : connector->size()),
       plan_(DoublingPlan::of(rank_, ranks_by_host(options.host_of, size_))),
       peer_timeout_(duration_of(options.peer_timeout_s)),
       spin_(duration_of(options.spin_us * 1e-6)),
@@ -36,7 +36,10 @@ TcpPlane::TcpPlane(Connector& connector, const TcpPlaneOptions& options)
       specs.push_back({partner, kind, 0, partner < rank_});
     }
   }
-  std::vector<Socket> sockets = connector.establish(specs);
+  std::vector<Socket> sockets;
+  if (!specs.empty()) {
+    sockets = connector->establish(specs);
+  }
   std::vector<Heartbeat::Link> links;
   for (std::size_t i = 0; i < partners.size(); ++i) {
     peers_.push_back(std::make_unique<ControlConnection>(partners[i], std::move(sockets[i])));
@@ -63,7 +66,7 @@ TcpPlane::TcpPlane(Connector& connector, const TcpPlaneOptions& options)
 }
 
 /// Null where the host has no other rank, or one of its ranks cannot share memory.
-std::unique_ptr<HostPage> TcpPlane::meet_in_memory(Connector& connector, double timeout_s) const {
+std::unique_ptr<HostPage> TcpPlane::meet_in_memory(Connector* connector, double timeout_s) const {
   if (plan_.mates.size() == 1) {
     return nullptr;
   }
@@ -72,7 +75,7 @@ std::unique_ptr<HostPage> TcpPlane::meet_in_memory(Connector& connector, double 
     ranks.push_back(mate.rank);
   }
   try {
-    return std::make_unique<HostPage>(connector, ranks, timeout_s);
+    return std::make_unique<HostPage>(*connector, ranks, timeout_s);
   } catch (const Error& error) {
     if (error.code() != Code::kEngine) {
       throw;

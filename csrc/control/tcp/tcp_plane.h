@@ -40,13 +40,17 @@ struct TcpPlaneOptions {
 /// of the kernel. Reports either to all ranks.
 class TcpPlane : public ControlPlane {
  public:
-  TcpPlane(Connector& connector, const TcpPlaneOptions& options);
+  /// Collective, blocks. `connector` may be null for a job of one rank. Throws what
+  /// Connector::establish throws.
+  TcpPlane(Connector* connector, const TcpPlaneOptions& options);
   ~TcpPlane() override;
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   void all_reduce(Bytes& message, const Combine& combine, Runner runner) override;
-  bool lets_callers_run() const override { return page_ != nullptr && is_one_host(); }
+  bool lets_callers_run() const override {
+    return is_one_host() && (page_ != nullptr || size_ == 1);
+  }
   void service() override;
   bool round_pending() const override;
   std::uint32_t pending_flags() const override;
@@ -76,7 +80,7 @@ class TcpPlane : public ControlPlane {
  private:
   using Partner = DoublingPlan::Partner;
 
-  std::unique_ptr<HostPage> meet_in_memory(Connector& connector, double timeout_s) const;
+  std::unique_ptr<HostPage> meet_in_memory(Connector* connector, double timeout_s) const;
   void leave() noexcept;
   bool is_one_host() const { return plan_.mates.size() == static_cast<std::size_t>(size_); }
   ControlConnection& peer_of(int rank);

@@ -16,10 +16,10 @@
 #include <gtest/gtest.h>
 
 #include "csrc/base/log.h"
-#include "csrc/control/in_process/in_process_plane.h"
 #include "csrc/control/tcp/tcp_plane.h"
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/gate.h"
+#include "tests/cpp/support/in_process_plane.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tcp_world.h"
 
@@ -73,7 +73,7 @@ class ControlPlaneTest : public testing::TestWithParam<WorldSetting> {
         TcpPlaneOptions options;
         options.peer_timeout_s = 1000;  // A wake-up that is missed is a hang, not a delay.
         options.host_of = hosts_of(GetParam().transport, size());
-        plane = std::make_unique<TcpPlane>(world->connector(rank), options);
+        plane = std::make_unique<TcpPlane>(&world->connector(rank), options);
       } else {
         plane = std::make_unique<InProcessPlane>(hub, rank);
       }

@@ -1,9 +1,9 @@
 #include "tests/cpp/support/coordinators.h"
 
 #include "csrc/base/log.h"
-#include "csrc/control/in_process/in_process_plane.h"
 #include "csrc/control/tcp/tcp_plane.h"
 #include "csrc/engines/tcp/tcp_engine.h"
+#include "tests/cpp/support/in_process_plane.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tcp_world.h"
 
@@ -35,7 +35,7 @@ void with_coordinators(const CoordinatorWorld& world,
       TcpPlaneOptions options;
       options.peer_timeout_s = 20;
       options.host_of = hosts_of(world.transport, world.size);
-      parts.plane = std::make_unique<TcpPlane>(tcp->connector(rank), options);
+      parts.plane = std::make_unique<TcpPlane>(&tcp->connector(rank), options);
       EngineContext context;
       context.rank = rank;
       context.size = world.size;

@@ -65,7 +65,7 @@ void with_raw_rank(int size,
       last(peers.control);
       return;
     }
-    TcpPlane plane(world.connector(rank), with_timeout(peer_timeout_s));
+    TcpPlane plane(&world.connector(rank), with_timeout(peer_timeout_s));
     const auto guard =
         rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
     others(plane);

@@ -32,7 +32,7 @@ class Outside : public MpiJob {
   static void leave() { mpi_all_gather(""); }
 
  private:
-  TcpPlane plane_{connector(), {20}};
+  TcpPlane plane_{&connector(), {20}};
 };
 
 TEST(MpiIdleRankTest, HoldsNoOtherUpInMakingAnEngine) {

@@ -34,7 +34,7 @@ class InProcessHub {
   std::optional<Status> aborted_;
 };
 
-/// Control plane between threads, for tests: ranks = threads, no sockets, no clock.
+/// Control plane between threads: ranks = threads, no sockets, no clock.
 class InProcessPlane : public ControlPlane {
  public:
   InProcessPlane(std::shared_ptr<InProcessHub> hub, int rank);

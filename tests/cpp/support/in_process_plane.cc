@@ -1,4 +1,4 @@
-#include "csrc/control/in_process/in_process_plane.h"
+#include "tests/cpp/support/in_process_plane.h"
 
 #include <algorithm>
 #include <utility>
