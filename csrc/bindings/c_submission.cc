@@ -54,7 +54,7 @@ auto as_callback(Call call) {
 /// The callbacks of a submission.
 class Callbacks final : public Completion {
  public:
-  Callbacks(const aiacc_submission& submission, DevicePath& device_path)
+  Callbacks(const aiacc_submission& submission, DeviceExecutor& device_path)
       : Completion(submission.done != nullptr),
         allocate_(submission.allocate),
         received_(submission.received),
@@ -150,7 +150,7 @@ class Callbacks final : public Completion {
   std::int64_t* const received_;
   const aiacc_done done_;
   void* const context_;
-  DevicePath& device_path_;
+  DeviceExecutor& device_path_;
   std::vector<Memory> memory_;
   std::atomic<bool> claimed_;
 };

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "csrc/base/thread.h"
+#include "csrc/core/execution/gpu/queued_executor.h"
 #include "csrc/core/negotiation/request_checks.h"
 #include "csrc/core/negotiation/request_matching.h"
 
@@ -108,17 +109,17 @@ Coordinator::Coordinator(ControlPlane& plane,
       finite_(options_.check_finite == FiniteMode::kOff
                   ? nullptr
                   : std::make_unique<FiniteCheck>(options_.check_finite, plane.rank())),
-      device_path_(gpu,
-                   {options_.staging,
-                    options_.staged_device,
-                    engine.lanes() + 1,
-                    options_.stall_warn_s,
-                    options_.stall_fail_s,
-                    finite_.get()}),
-      communicators_(plane.rank(), plane.size(), engine, device_path_.executor()),
+      device_path_(make_device_executor(gpu,
+                                        {options_.staging,
+                                         options_.staged_device,
+                                         engine.lanes() + 1,
+                                         options_.stall_warn_s,
+                                         options_.stall_fail_s,
+                                         finite_.get()})),
+      communicators_(plane.rank(), plane.size(), engine, *device_path_),
       dispatcher_(engine,
                   communicators_,
-                  device_path_.executor(),
+                  *device_path_,
                   finite_.get(),
                   timeline,
                   table_,
@@ -141,9 +142,8 @@ Coordinator::Coordinator(ControlPlane& plane,
 void Coordinator::publish(const Parameters& parameters) {
   unit_bytes_.store(parameters.unit_bytes, std::memory_order_relaxed);
   lanes_.store(parameters.lanes, std::memory_order_relaxed);
-  const double gpu_unit = device_path_.executor().queues()
-                              ? static_cast<double>(parameters.gpu_unit_bytes)
-                              : static_cast<double>(parameters.unit_bytes);
+  const double gpu_unit = device_path_->queues() ? static_cast<double>(parameters.gpu_unit_bytes)
+                                                 : static_cast<double>(parameters.unit_bytes);
   gpu_byte_weight_.store(static_cast<double>(parameters.unit_bytes) / gpu_unit,
                          std::memory_order_relaxed);
 }
@@ -200,7 +200,7 @@ Handle Coordinator::submit_message(std::shared_ptr<Operation> operation) {
 /// one.
 void Coordinator::admit_on_gpu(Operation& operation) {
   try {
-    device_path_.admit(operation);
+    device_path_->admit(operation);
   } catch (const Error& error) {
     if (error.code() != Code::kEngine) {
       throw;

@@ -16,7 +16,7 @@
 #include "csrc/core/dispatch/dispatcher.h"
 #include "csrc/core/execution/communicator_table.h"
 #include "csrc/core/execution/finite_check.h"
-#include "csrc/core/execution/gpu/device_path.h"
+#include "csrc/core/execution/device_executor.h"
 #include "csrc/core/negotiation/negotiator.h"
 #include "csrc/core/submission/stall_inspector.h"
 #include "csrc/core/submission/tensor_table.h"
@@ -40,7 +40,7 @@ struct CoordinatorOptions {
   /// Several times as long as a rank may be stopped, see dead_unit.
   double unit_timeout_s = 60.0;
   std::string stall_file;  ///< JSON lines of every stall are appended here; "" for none
-  /// Without an engine for GPUs: how tensors are staged, see DevicePathOptions.
+  /// Without an engine for GPUs: how tensors are staged, see DeviceOptions.
   std::function<const CudaDriver&()> staging = &process_cuda_driver;
   int staged_device = 0;
   FiniteMode check_finite = FiniteMode::kOff;
@@ -88,8 +88,8 @@ class Coordinator {
   /// operation.
   std::shared_ptr<Operation> wait(Handle handle, const std::function<void()>& on_tick = {});
   void release(Handle handle) { table_.release(handle); }
-  /// For operations on tensors on a GPU, which are done when they are queued: see DevicePath.
-  DevicePath& device_path() { return device_path_; }
+  /// For operations on tensors on a GPU, which are done when they are queued: see DeviceExecutor.
+  DeviceExecutor& device_path() { return *device_path_; }
   void flush();
 
   /// Registers a process set of these ranks and returns its id. Collective over all ranks; blocks
@@ -181,7 +181,7 @@ class Coordinator {
   std::atomic<std::uint64_t> wait_ns_{0};
 
   const std::unique_ptr<FiniteCheck> finite_;  ///< null: inputs are not looked at
-  DevicePath device_path_;
+  const std::unique_ptr<DeviceExecutor> device_path_;
   CommunicatorTable communicators_;
   Dispatcher dispatcher_;  ///< its `dispatch` is the loop thread's
   Messenger messenger_;

@@ -143,7 +143,7 @@ bool Coordinator::want_round() {
 }
 
 /// Whether units are under way on this rank, also on its GPUs.
-bool Coordinator::busy() { return dispatcher_.busy() || device_path_.busy(); }
+bool Coordinator::busy() { return dispatcher_.busy() || device_path_->busy(); }
 
 /// Whether this rank has nothing to say in a round, and no other process set either.
 bool Coordinator::is_idle() const {
@@ -232,9 +232,9 @@ void Coordinator::look_after_peers_and_stalls() {
   }
   looked_ = now;
   plane_.watch_peers();
-  if (device_path_.busy()) {
+  if (device_path_->busy()) {
     communicators_.check_gpu();
-    device_path_.look_after();
+    device_path_->look_after();
   }
   const bool asks_for_units =
       any_stuck(dispatcher_.reports(unit_watch_.ask_after_s())) && unit_watch_.should_ask(now);
@@ -295,14 +295,14 @@ void Coordinator::fail(const Status& status) noexcept {
            !any_stuck(dispatcher_.host_reports(kDrainS))) {
     }
     messenger_.drain(Clock::now() + kDrain);
-    device_path_.drain(Clock::now() + kDrainGpu);
+    device_path_->drain(Clock::now() + kDrainGpu);
   } else {
     AIACC_LOG(kError) << status.message();
   }
   failed_.store(true);
   dispatcher_.stop(status);
   messenger_.stop(status);
-  device_path_.drain(Clock::now() + kAbortGpu);
+  device_path_->drain(Clock::now() + kAbortGpu);
   table_.close(status);
   plane_.wake();
 }

@@ -21,14 +21,22 @@ struct Communicator {
   Engine* engine = nullptr;            ///< null unless this rank is a member and the set is usable
   std::unique_ptr<Engine> owned;       ///< behind `engine`, except that of all ranks
   std::unique_ptr<PinnedSlots> slots;  ///< of `engine`, for staged units; ends before it
-  std::unique_ptr<DeviceEngine> owned_gpu;
-  std::unique_ptr<DeviceEngineCache> gpu;  ///< where units on GPUs are queued: see DeviceExecutor
+  std::unique_ptr<DeviceEngineCache> gpu;  ///< where units on GPUs are queued; null if staged
 
   int size() const { return static_cast<int>(ranks.size()); }
   /// How many places behind this rank the one is that it waits for; 0 if that is not known.
   std::uint32_t distance_to(const LaneWait& wait) const {
     const int awaited = index_in(ranks, wait.for_rank);
     return awaited < 0 ? 0 : static_cast<std::uint32_t>((awaited - rank + size()) % size());
+  }
+  /// Ends its operations, also those that come later.
+  void abort(const Status& status) const noexcept {
+    if (engine != nullptr) {
+      engine->abort(status);
+    }
+    if (gpu != nullptr) {
+      gpu->abort(status);
+    }
   }
 };
 

@@ -4,7 +4,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "csrc/core/execution/communicator.h"
@@ -33,22 +32,22 @@ class CommunicatorTable {
   /// Forgets the communicator. Its engine ends with the last unit that uses it, or with the result.
   std::shared_ptr<const Communicator> remove(std::uint32_t id);
 
-  /// Throws what DeviceExecutor::check of any communicator does.
+  /// Throws Error if a GPU, or what moves units there, has failed. Does not wait.
   void check_gpu() const;
 
   /// Aborts all engines, also those that come later.
   void abort(const Status& status) noexcept;
 
  private:
-  void abort(const Communicator& communicator, const Status& status) noexcept;
+  std::shared_ptr<Communicator> communicator_of(std::uint32_t id, std::vector<int> ranks) const;
 
   const int rank_;
   Engine& engine_;
   DeviceExecutor& executor_;
-  const std::shared_ptr<const Communicator> everyone_;
   mutable std::mutex mutex_;
   std::map<std::uint32_t, std::shared_ptr<const Communicator>> communicators_;
-  std::optional<Status> aborted_;
+  std::shared_ptr<const Communicator> everyone_;
+  Status aborted_;
 };
 
 }  // namespace aiacc

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "csrc/engines/device_engine.h"
@@ -18,9 +17,13 @@ class DeviceEngineCache {
   /// Numbers of `split` that a process set may use: it starts at kSplitIds times its own.
   static constexpr std::uint32_t kSplitIds = 32;
 
-  /// `first` serves the first placement, and outlives this; in it this is rank `rank` of `size`.
-  DeviceEngineCache(DeviceEngine& first, int rank, int size, std::uint32_t process_set)
-      : first_(first), rank_(rank), size_(size), process_set_(process_set) {}
+  /// For the members of a process set, of whom this is number `rank`. `all`, the engine of all
+  /// ranks, outlives this; if those are not the members, one is split from it. The first placement
+  /// has that. Throws what DeviceEngine::split throws.
+  DeviceEngineCache(DeviceEngine& all,
+                    const std::vector<int>& members,
+                    int rank,
+                    std::uint32_t process_set);
 
   /// The engine for a placement. A new one is collective over the members, and may block until they
   /// are connected. Throws Error(kEngine) for more than kSplitIds of them, and what
@@ -34,14 +37,15 @@ class DeviceEngineCache {
   void abort(const Status& status) noexcept;
 
  private:
-  DeviceEngine& first_;
   const int rank_;
   const int size_;
   const std::uint32_t process_set_;
   std::vector<DevicePlacement> known_;
+  const std::unique_ptr<DeviceEngine> split_;  ///< null for all ranks; ends after `others_`
   std::mutex mutex_;  ///< guards what follows against threads that are not the launching one
+  std::vector<DeviceEngine*> engines_;                 ///< by placement
   std::vector<std::unique_ptr<DeviceEngine>> others_;  ///< for the placements after the first
-  std::optional<Status> aborted_;
+  Status aborted_;
 };
 
 }  // namespace aiacc

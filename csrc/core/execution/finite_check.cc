@@ -1,5 +1,6 @@
 #include "csrc/core/execution/finite_check.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "csrc/base/log.h"
@@ -10,6 +11,10 @@ namespace {
 
 /// Warnings of a session: tensors without names count as new ones each time.
 constexpr std::size_t kMostWarnings = 1000;
+
+/// Units of a slab, and tensors of each.
+constexpr std::size_t kUnits = 64;
+constexpr std::size_t kTensors = 256;
 
 std::string label_in_group(const CheckedTensor& tensor) {
   std::string label = "'" + label_of(tensor.process_set, tensor.name) + "'";
@@ -35,31 +40,27 @@ std::string met(const CopyReport& report, const std::string& format) {
 }  // namespace
 
 FiniteMode finite_mode_from(const std::string& name) {
-  if (name == "off") {
-    return FiniteMode::kOff;
-  }
-  if (name == "warn") {
-    return FiniteMode::kWarn;
-  }
-  if (name == "raise") {
-    return FiniteMode::kRaise;
+  for (const auto& [word, mode] : {std::pair{"off", FiniteMode::kOff},
+                                   std::pair{"warn", FiniteMode::kWarn},
+                                   std::pair{"raise", FiniteMode::kRaise}}) {
+    if (name == word) {
+      return mode;
+    }
   }
   throw Error(Code::kInvalidArgument,
               "[finite] mode '" + name + "' (expected off, warn or raise); set AIACC_CHECK_FINITE");
 }
 
 bool has_checked_inputs(const Unit& unit) {
-  const Piece& first = unit.pieces.front();
-  const OpKind kind = first.request().kind;
+  const OpKind kind = unit.request().kind;
   return (kind == OpKind::kAllreduce || kind == OpKind::kReducescatter) &&
-         is_floating(first.spec().dtype);
+         is_floating(unit.dtype());
 }
 
 void describe_inputs(const Unit& unit, CheckedUnit& checked) {
-  const Piece& first = unit.pieces.front();
-  checked.kind = first.request().kind;
-  checked.dtype = first.spec().dtype;
-  checked.wire = first.request().wire;
+  checked.kind = unit.request().kind;
+  checked.dtype = unit.dtype();
+  checked.wire = unit.request().wire;
   checked.count = 0;
   for (const Piece& piece : unit.pieces) {
     if (piece.buffers().input == nullptr) {
@@ -92,37 +93,84 @@ std::string finite_problem(const CopyReport& report,
          "loss";
 }
 
+ReportPool::ReportPool(const CudaDriver& driver) : driver_(driver) { grow(kUnits, kTensors); }
+
+ReportPool::~ReportPool() {
+  for (void* slab : slabs_) {
+    AIACC_CUDA_LOG(driver_, host_release, slab);
+  }
+}
+
+ReportPool::Taken ReportPool::take(const Unit& unit) {
+  const std::size_t count = unit.pieces.size();
+  const auto fits = [&](const CheckedUnit* spare) { return spare->capacity >= count; };
+  CheckedUnit* taken = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    auto found = std::find_if(spare_.begin(), spare_.end(), fits);
+    if (found == spare_.end()) {
+      std::size_t capacity = kTensors;
+      while (capacity < count) {
+        capacity *= 2;
+      }
+      grow(capacity == kTensors ? kUnits : 1, capacity);
+      found = std::find_if(spare_.begin(), spare_.end(), fits);
+    }
+    taken = *found;
+    spare_.erase(found);
+  }
+  describe_inputs(unit, *taken);
+  std::fill_n(taken->reports, taken->count, CopyReport{});
+  return Taken(taken, GiveBack{this});
+}
+
+void ReportPool::give_back(CheckedUnit* unit) {
+  const std::lock_guard lock(mutex_);
+  spare_.push_back(unit);
+}
+
+/// Needs the lock, except in the constructor.
+void ReportPool::grow(std::size_t units, std::size_t capacity) {
+  void* slab = nullptr;
+  slabs_.reserve(slabs_.size() + 1);
+  all_.reserve(all_.size() + units);
+  spare_.reserve(all_.size() + units);
+  AIACC_CUDA_CHECK(
+      driver_, host_allocate, &slab, units * capacity * sizeof(CopyReport), kCudaHostPortable);
+  slabs_.push_back(slab);
+  for (std::size_t i = 0; i < units; ++i) {
+    all_.push_back(std::make_unique<CheckedUnit>());
+    all_.back()->reports = static_cast<CopyReport*>(slab) + i * capacity;
+    all_.back()->capacity = capacity;
+    spare_.push_back(all_.back().get());
+  }
+}
+
 FiniteCheck::~FiniteCheck() {
   if (found_) {
     AIACC_LOG(kError) << *found_;
   }
 }
 
-void FiniteCheck::inspect(const Unit& unit, const std::byte* copies) {
+void FiniteCheck::inspect(const Unit& unit, const std::vector<SliceMemory>& slices) {
   if (!has_checked_inputs(unit)) {
     return;
   }
-  const Piece& first = unit.pieces.front();
-  const DataType dtype = first.spec().dtype;
+  const Request& request = unit.request();
   std::vector<CopyReport> reports;  // empty as long as all is well
   std::size_t seen = 0;
-  for (std::size_t i = 0; i < unit.pieces.size(); ++i) {
-    const Slice& slice = unit.plan.slices[i];
-    if (const void* input = unit.pieces[i].buffers().input; input != nullptr) {
-      const void* data =
-          copies != nullptr ? copies : static_cast<const std::byte*>(input) + slice.offset;
-      const CopyReport report = check_finite(data,
-                                             slice.bytes / size_of(dtype),
-                                             dtype,
-                                             first.request().prescale,
-                                             first.request().wire);
-      if (report.nan != 0 || report.infinite != 0 || report.overflow != 0) {
-        reports.resize(unit.pieces.size());
-        reports[seen] = report;
-      }
-      ++seen;
+  for (std::size_t i = 0; i < slices.size(); ++i) {
+    if (unit.pieces[i].buffers().input == nullptr) {
+      continue;
     }
-    copies += copies != nullptr ? slice.bytes : 0;
+    const std::size_t count = slices[i].bytes / size_of(unit.dtype());
+    const CopyReport report =
+        check_finite(slices[i].input, count, unit.dtype(), request.prescale, request.wire);
+    if (report.nan != 0 || report.infinite != 0 || report.overflow != 0) {
+      reports.resize(slices.size());
+      reports[seen] = report;
+    }
+    ++seen;
   }
   if (reports.empty()) {
     return;

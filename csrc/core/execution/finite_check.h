@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/core/execution/unit.h"
+#include "csrc/cuda/driver.h"
 #include "csrc/kernels/batch_copy.h"
 
 namespace aiacc {
@@ -58,6 +60,41 @@ std::string finite_problem(const CopyReport& report,
                            const CheckedUnit& unit,
                            int rank);
 
+/// Pinned memory for the reports of checked copies, which kernels write and the host reads. UVA
+/// gives it the same address on both.
+///
+/// Threads: any.
+class ReportPool {
+ public:
+  /// Takes memory for the units of a usual step. The context is current here and in the destructor.
+  explicit ReportPool(const CudaDriver& driver);
+  /// When the GPU is past everything that has been taken.
+  ~ReportPool();
+  ReportPool(const ReportPool&) = delete;
+  ReportPool& operator=(const ReportPool&) = delete;
+
+  struct GiveBack {
+    ReportPool* pool = nullptr;
+    void operator()(CheckedUnit* unit) const { pool->give_back(unit); }
+  };
+  /// Goes back to the pool, which outlives it, when the GPU is past it.
+  using Taken = std::unique_ptr<CheckedUnit, GiveBack>;
+
+  /// For the inputs of a unit, described, with reports that are zero. Needs the context. Allocates,
+  /// which may wait for the GPU, when more units are under way, or larger ones, than ever before.
+  Taken take(const Unit& unit);
+
+ private:
+  void give_back(CheckedUnit* unit);
+  void grow(std::size_t units, std::size_t capacity);
+
+  const CudaDriver& driver_;
+  std::mutex mutex_;
+  std::vector<void*> slabs_;
+  std::vector<std::unique_ptr<CheckedUnit>> all_;
+  std::vector<CheckedUnit*> spare_;
+};
+
 /// Looks at what this rank gives to reductions, before it is added to what others give: so it is
 /// the rank with the NaN that names it.
 ///
@@ -71,10 +108,9 @@ class FiniteCheck {
   FiniteCheck(const FiniteCheck&) = delete;
   FiniteCheck& operator=(const FiniteCheck&) = delete;
 
-  /// Looks at a unit in host memory in the calling thread. `copies`: where its inputs lie one after
-  /// another, for tensors on a GPU; null: at their own places. Throws Error(kNotFinite) if it
-  /// shall.
-  void inspect(const Unit& unit, const std::byte* copies = nullptr);
+  /// Looks at a unit in the calling thread. `slices`: where its inputs lie in host memory. Throws
+  /// Error(kNotFinite) if it shall.
+  void inspect(const Unit& unit, const std::vector<SliceMemory>& slices);
 
   /// Takes what the GPU has found in a unit that is over. What it shall throw waits for
   /// `throw_found`.

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "csrc/core/execution/unit.h"
 #include "csrc/engines/coded_all_reduce.h"
@@ -24,17 +25,16 @@ class PackBuffer {
   CodedMemory coded_;
 };
 
-/// Multiplies a sum so that it becomes the average times `postscale`. A factor of 1.0 / n makes
-/// `scale` divide, which is exact; for integers other factors are rounded up slightly, so that
-/// whole results survive truncation.
-double average_factor(DataType dtype, int size, double postscale);
-
-/// What shall be done to the elements of an all-reduce or reduce-scatter, other than Adasum.
-Reduction reduction_of(const Unit& unit);
-
 /// Moves one unit with the engine of its communicator: pack and prescale, engine operation, unpack.
 /// A single slice that travels as it is is worked on in place, without the pack buffer. Blocks;
 /// throws what the engine throws. Buffers of the operations are written only while this runs.
-void execute_unit(const Unit& unit, int lane, PackBuffer& buffer);
+void execute_unit(Unit& unit, int lane, PackBuffer& buffer);
+
+/// The same for an operation on elements whose slices are at other places than the tensors', or
+/// are fewer: they are used as one where they lie one after another.
+void execute_slices(const Unit& unit,
+                    const std::vector<SliceMemory>& slices,
+                    int lane,
+                    PackBuffer& buffer);
 
 }  // namespace aiacc

@@ -1,36 +1,33 @@
 #include "csrc/core/execution/gpu/device_unit.h"
 
 #include <numeric>
-#include <utility>
 
 #include "csrc/core/execution/chance_seeds.h"
-#include "csrc/core/execution/host_unit.h"
 
 namespace aiacc {
 namespace {
-
-const std::byte* at(const void* base, std::uint64_t offset) {
-  return static_cast<const std::byte*>(base) + offset;
-}
-
-std::byte* at(void* base, std::uint64_t offset) { return static_cast<std::byte*>(base) + offset; }
 
 CudaAddress address_of(const void* memory) { return reinterpret_cast<CudaAddress>(memory); }
 
 }  // namespace
 
-DeviceUnit::DeviceUnit(const Unit& unit, int lane, DeviceEngine& engine, DeviceResources& resources)
+DeviceUnit::DeviceUnit(Unit& unit, int lane, DeviceEngine& engine, DeviceResources& resources)
     : unit_(unit),
+      request_(unit.request()),
+      slices_(unit.memory),
       lane_(lane),
       engine_(engine),
       resources_(resources),
-      driver_(resources.device->driver()),
+      device_(*resources.device),
+      reduction_(reduction_of(unit)),
+      packed_as_(is_coded(request_.wire) ? WireFormat::kTensor : request_.wire),
       stream_(engine_.stream(lane)),
-      current_(stream_),
-      piece_(unit.pieces.front()),
-      request_(piece_.request()),
-      dtype_(piece_.spec().dtype),
-      packed_as_(is_coded(request_.wire) ? WireFormat::kTensor : request_.wire) {
+      current_(stream_) {
+  if (request_.kind == OpKind::kAllreduce || request_.kind == OpKind::kReducescatter) {
+    before_ = request_.prescale;
+    after_ = reduction_.factor;
+  }
+  find_memory(unit, unit.memory);
   if (unit.finite != nullptr && has_checked_inputs(unit)) {
     checked_ = resources.reports->take(unit);
   }
@@ -40,121 +37,65 @@ void DeviceUnit::run(CopyDirection direction,
                      double factor,
                      const std::vector<CopySegment>& segments,
                      CopyReport* reports) {
-  if (segments.empty()) {
-    return;
+  if (!segments.empty()) {
+    const CopyJob job{reduction_.dtype, packed_as_, direction, factor, reports != nullptr};
+    resources_.copier.enqueue(current_, job, segments, reports);
   }
-  CopyJob job;
-  job.dtype = dtype_;
-  job.wire = packed_as_;
-  job.direction = direction;
-  job.factor = factor;
-  job.check = reports != nullptr;
-  const std::lock_guard lock(resources_.copier_mutex);
-  resources_.copier->enqueue(current_, job, segments, reports);
+}
+
+void DeviceUnit::scale(
+    void* out, const void* in, std::size_t count, double factor, CopyReport* reports) {
+  run(CopyDirection::kPack, factor, {{in, out, count}}, reports);
 }
 
 /// A buffer of the lane's. Kernels run beside its stream from now on, as soon as the inputs are
 /// there and nobody uses the buffer any more.
 std::byte* DeviceUnit::start_packing(std::size_t bytes) {
-  packed_ = static_cast<std::byte*>(engine_.buffer(lane_, bytes));
+  buffer_ = static_cast<std::byte*>(engine_.buffer(lane_, bytes));
   current_ = engine_.pack_stream(lane_);
-  const auto user = resources_.buffer_users.find(packed_);
+  const auto user = resources_.buffer_users.find(buffer_);
   if (user != resources_.buffer_users.end()) {
-    resources_.device->wait(current_, user->second);
+    device_.wait(current_, user->second);
   }
-  wait_for_inputs(unit_, current_, *resources_.device);
-  return packed_;
+  wait_for_inputs(unit_, current_, device_);
+  return buffer_;
 }
 
 /// The lane's stream goes on after what was packed; the inputs, which it may overwrite, are read
 /// then.
 void DeviceUnit::end_packing() {
-  resources_.device->wait(stream_, resources_.device->record(current_));
+  device_.wait(stream_, device_.record(current_));
   current_ = stream_;
 }
 
-/// Whether a tensor of the root's holds its result already.
-bool DeviceUnit::keeps(const Piece& piece) const {
-  return request_.kind == OpKind::kBroadcast && is_root() &&
-         piece.buffers().input == piece.buffers().output;
-}
-
-void DeviceUnit::pack(std::byte* packed, double factor) {
+/// What is not there is zeros.
+void DeviceUnit::pack(std::byte* packed, bool residuals) {
   std::vector<CopySegment> segments;
-  for (std::size_t i = 0; i < unit_.pieces.size(); ++i) {
-    const Slice& slice = unit_.plan.slices[i];
-    const void* input = unit_.pieces[i].buffers().input;
-    if (input == nullptr) {
-      AIACC_CUDA_CHECK(driver_, fill_async, address_of(packed), 0, on_wire(slice.bytes), current_);
+  for (const SliceMemory& slice : slices_) {
+    const std::byte* from = residuals ? slice.residual : slice.input;
+    if (from == nullptr) {
+      AIACC_CUDA_CHECK(
+          device_.driver(), fill_async, address_of(packed), 0, on_wire(slice.bytes), current_);
     } else {
-      segments.push_back({at(input, slice.offset), packed, slice.bytes / size_of(dtype_)});
+      segments.push_back({from, packed, slice.bytes / size_of(reduction_.dtype)});
     }
     packed += on_wire(slice.bytes);
   }
-  run(CopyDirection::kPack, factor, segments, reports());
+  run(CopyDirection::kPack, residuals ? 1.0 : before_, segments, residuals ? nullptr : reports());
 }
 
-void DeviceUnit::unpack(const std::byte* packed, double factor) {
+/// A tensor of a broadcast's root may hold its result already.
+void DeviceUnit::unpack(const std::byte* packed, bool residuals) {
+  const bool has_result = request_.kind == OpKind::kBroadcast && unit_.is_root();
   std::vector<CopySegment> segments;
-  for (std::size_t i = 0; i < unit_.pieces.size(); ++i) {
-    const Slice& slice = unit_.plan.slices[i];
-    void* output = unit_.pieces[i].buffers().output;
-    if (output != nullptr && !keeps(unit_.pieces[i])) {
-      segments.push_back({packed, at(output, slice.offset), slice.bytes / size_of(dtype_)});
+  for (const SliceMemory& slice : slices_) {
+    std::byte* to = residuals ? slice.residual : slice.output;
+    if (to != nullptr && !(has_result && slice.input == slice.output)) {
+      segments.push_back({packed, to, slice.bytes / size_of(reduction_.dtype)});
     }
     packed += on_wire(slice.bytes);
   }
-  run(CopyDirection::kUnpack, factor, segments);
-}
-
-/// What the sum is multiplied by.
-double DeviceUnit::factor_after() const {
-  return request_.op == ReduceOp::kAverage
-             ? average_factor(dtype_, unit_.communicator->size(), request_.postscale)
-             : request_.postscale;
-}
-
-ReduceOp DeviceUnit::op() const {
-  return request_.op == ReduceOp::kAverage ? ReduceOp::kSum : request_.op;
-}
-
-/// Bytes of these numbers of rows.
-std::vector<std::size_t> DeviceUnit::bytes_of(const std::vector<std::int64_t>& rows) const {
-  const std::uint64_t row_bytes = piece_.spec().row_bytes();
-  std::vector<std::size_t> bytes;
-  bytes.reserve(rows.size());
-  for (const std::int64_t count : rows) {
-    bytes.push_back(row_bytes * static_cast<std::uint64_t>(count));
-  }
-  return bytes;
-}
-
-void DeviceUnit::pack_residuals(std::byte* packed) {
-  std::vector<CopySegment> segments;
-  for (std::size_t i = 0; i < unit_.pieces.size(); ++i) {
-    const Slice& slice = unit_.plan.slices[i];
-    const void* residual = unit_.pieces[i].buffers().residual;
-    if (residual == nullptr) {
-      AIACC_CUDA_CHECK(driver_, fill_async, address_of(packed), 0, slice.bytes, current_);
-    } else {
-      segments.push_back({at(residual, slice.offset), packed, slice.bytes / size_of(dtype_)});
-    }
-    packed += slice.bytes;
-  }
-  run(CopyDirection::kPack, 1.0, segments);
-}
-
-void DeviceUnit::unpack_residuals(const std::byte* packed) {
-  std::vector<CopySegment> segments;
-  for (std::size_t i = 0; i < unit_.pieces.size(); ++i) {
-    const Slice& slice = unit_.plan.slices[i];
-    void* residual = unit_.pieces[i].buffers().residual;
-    if (residual != nullptr) {
-      segments.push_back({packed, at(residual, slice.offset), slice.bytes / size_of(dtype_)});
-    }
-    packed += slice.bytes;
-  }
-  run(CopyDirection::kUnpack, 1.0, segments);
+  run(CopyDirection::kUnpack, residuals ? 1.0 : after_, segments, nullptr);
 }
 
 /// The codes lie in a buffer of the lane, where several tensors are packed behind them. Those
@@ -162,39 +103,39 @@ void DeviceUnit::unpack_residuals(const std::byte* packed) {
 void DeviceUnit::prepare_coded() {
   const Coding coding{request_.wire, request_.wire_detail};
   const auto ranks = static_cast<std::size_t>(unit_.communicator->size());
-  const std::size_t codes = DeviceCodedAllReduce::memory_bytes(elements(), coding, ranks);
-  const bool alone = unit_.pieces.size() == 1;
-  std::byte* memory =
-      start_packing(codes + (alone ? 0 : unit_.plan.bytes * (feeds_back(unit_) ? 2 : 1)));
-  const void* given = nullptr;
-  void* residual = nullptr;
+  const std::size_t codes = DeviceCodedAllReduce::memory_bytes(unit_.elements(), coding, ranks);
+  const bool alone = slices_.size() == 1;
+  const bool feedback = feeds_back(slices_);
+  std::byte* memory = start_packing(codes + (alone ? 0 : unit_.plan.bytes * (feedback ? 2 : 1)));
+  const std::byte* given = nullptr;
+  std::byte* residual = nullptr;
   if (alone) {
-    const std::uint64_t offset = unit_.plan.slices.front().offset;
-    const TensorBuffers& buffers = piece_.buffers();
-    values_ = at(buffers.output, offset);
-    given = at(buffers.input, offset);
-    residual = buffers.residual == nullptr ? nullptr : at(buffers.residual, offset);
+    const SliceMemory& slice = slices_.front();
+    recv_ = slice.output;
+    given = slice.input;
+    residual = slice.residual;
     if (converts()) {
-      scale(values_, given, elements(), request_.prescale, reports());
-      given = values_;
+      scale(recv_, given, unit_.elements(), before_, reports());
+      given = slice.output;
     }
   } else {
-    values_ = memory + codes;
-    given = values_;
-    pack(values_, request_.prescale);
-    if (feeds_back(unit_)) {
-      residuals_ = values_ + unit_.plan.bytes;
-      pack_residuals(residuals_);
+    packed_ = memory + codes;
+    recv_ = packed_;
+    given = packed_;
+    pack(packed_);
+    if (feedback) {
+      residuals_ = packed_ + unit_.plan.bytes;
+      pack(residuals_, true);
     }
     residual = residuals_;
   }
   coded_.emplace(resources_.coding(),
                  engine_,
                  lane_,
-                 DeviceCodedReduce{static_cast<const float*>(given),
-                                   reinterpret_cast<float*>(values_),
-                                   static_cast<float*>(residual),
-                                   elements(),
+                 DeviceCodedReduce{reinterpret_cast<const float*>(given),
+                                   static_cast<float*>(recv_),
+                                   reinterpret_cast<float*>(residual),
+                                   unit_.elements(),
                                    coding,
                                    seed_of_rank(unit_.seed, unit_.communicator->rank)},
                  static_cast<std::size_t>(unit_.communicator->rank),
@@ -204,133 +145,75 @@ void DeviceUnit::prepare_coded() {
   end_packing();
 }
 
-void DeviceUnit::complete_coded() {
-  if (unit_.pieces.size() > 1) {
-    unpack(values_, factor_after());
-    if (residuals_ != nullptr) {
-      unpack_residuals(residuals_);
-    }
-  } else if (factor_after() != 1.0) {
-    scale(values_, values_, elements(), factor_after());
-  }
-}
-
-void DeviceUnit::prepare_all_reduce() {
-  if (is_coded(request_.wire)) {
-    return prepare_coded();
-  }
-  if (!in_place()) {
-    recv_ = start_packing(on_wire(unit_.plan.bytes));
-    send_ = recv_;
-    pack(packed_, request_.prescale);
-    end_packing();
-    return;
-  }
-  start_in_place();
-  const TensorBuffers& buffers = piece_.buffers();
-  if (buffers.output == nullptr) {
+/// The one tensor of an all-reduce or a broadcast.
+void DeviceUnit::prepare_in_place() {
+  wait_for_inputs(unit_, stream_, device_);
+  const SliceMemory& slice = slices_.front();
+  send_ = slice.input;
+  recv_ = slice.output;
+  if (recv_ == nullptr) {
     // Zeros. Where the others give their tensors' memory, this must not be a registered buffer.
-    zeros_ = resources_.pool->take(unit_.plan.bytes, stream_);
-    AIACC_CUDA_CHECK(driver_, fill_async, zeros_->address, 0, unit_.plan.bytes, stream_);
+    zeros_ = resources_.pool->take(slice.bytes, stream_);
+    AIACC_CUDA_CHECK(device_.driver(), fill_async, zeros_->address, 0, slice.bytes, stream_);
     recv_ = reinterpret_cast<void*>(zeros_->address);
     send_ = recv_;
-    return;
-  }
-  const std::uint64_t offset = unit_.plan.slices.front().offset;
-  send_ = at(buffers.input, offset);
-  recv_ = at(buffers.output, offset);
-  if (converts()) {
-    scale(recv_, send_, elements(), request_.prescale, reports());
-    send_ = recv_;
-  }
-}
-
-void DeviceUnit::complete_all_reduce() {
-  if (coded_) {
-    complete_coded();
-  } else if (packed_ != nullptr) {
-    unpack(packed_, factor_after());
-  } else if (zeros_ != nullptr) {
-    zeros_->users = {resources_.device->record(stream_)};
-    zeros_.reset();
-  } else if (factor_after() != 1.0) {
-    scale(recv_, recv_, elements(), factor_after());
-  }
-}
-
-void DeviceUnit::prepare_broadcast() {
-  if (!in_place()) {
-    recv_ = start_packing(unit_.plan.bytes);
-    if (is_root()) {
-      pack(packed_, 1.0);
+  } else if (request_.kind == OpKind::kBroadcast) {
+    if (unit_.is_root() && recv_ != send_ && slice.bytes > 0) {
+      AIACC_CUDA_CHECK(
+          device_.driver(), copy_async, address_of(recv_), address_of(send_), slice.bytes, stream_);
     }
-    end_packing();
-    return;
-  }
-  start_in_place();
-  const Slice& slice = unit_.plan.slices.front();
-  recv_ = at(piece_.buffers().output, slice.offset);
-  const void* input = at(piece_.buffers().input, slice.offset);
-  if (is_root() && recv_ != input && slice.bytes > 0) {
-    AIACC_CUDA_CHECK(
-        driver_, copy_async, address_of(recv_), address_of(input), slice.bytes, stream_);
+  } else if (converts()) {
+    scale(recv_, send_, unit_.elements(), before_, reports());
+    send_ = recv_;
   }
 }
 
 /// All-gather and all-to-all, whose results go to memory of the core.
 void DeviceUnit::prepare_gathering() {
-  TensorBuffers& buffers = piece_.buffers();
-  if (request_.kind == OpKind::kAlltoall) {
-    sent_ = bytes_of(request_.numbers);
-  }
-  received_ = bytes_of(buffers.first_extents);
-  start_in_place();
-  send_ = buffers.input;
+  wait_for_inputs(unit_, stream_, device_);
+  TensorBuffers& buffers = unit_.pieces.front().buffers();
+  sent_ = sent_bytes(unit_);
+  received_ = received_bytes(unit_);
   const std::size_t total = std::accumulate(received_.begin(), received_.end(), std::size_t{0});
   buffers.gathered_on_gpu = resources_.pool->take(total, stream_);
+  send_ = buffers.input;
   recv_ = reinterpret_cast<void*>(buffers.gathered_on_gpu->address);
 }
 
 void DeviceUnit::prepare_reduce_scatter() {
-  const TensorSpec& spec = piece_.spec();
-  const int size = unit_.communicator->size();
-  received_.reserve(static_cast<std::size_t>(size));
-  for (int member = 0; member < size; ++member) {
-    received_.push_back(spec.row_elements() * static_cast<std::uint64_t>(scattered_rows(
-                                                  spec.shape.front(), size, member)));
-  }
-  send_ = piece_.buffers().input;
-  recv_ = piece_.buffers().output;
+  const SliceMemory& slice = slices_.front();
+  received_ = scattered_elements(unit_);
+  results_ = received_[static_cast<std::size_t>(unit_.communicator->rank)];
+  recv_ = slice.output;
+  send_ = slice.input;
   if (!converts()) {
-    start_in_place();
+    wait_for_inputs(unit_, stream_, device_);
     return;
   }
-  std::byte* scaled = start_packing(spec.bytes());
-  scale(scaled, send_, spec.elements(), request_.prescale, reports());
+  std::byte* scaled = start_packing(slice.bytes);
+  scale(scaled, send_, unit_.elements(), before_, reports());
   end_packing();
   send_ = scaled;
 }
 
 void DeviceUnit::prepare() {
-  switch (request_.kind) {
-    case OpKind::kAllreduce:
-      return prepare_all_reduce();
-    case OpKind::kBroadcast:
-      return prepare_broadcast();
-    case OpKind::kAllgather:
-    case OpKind::kAlltoall:
-      return prepare_gathering();
-    case OpKind::kReducescatter:
-      return prepare_reduce_scatter();
-    case OpKind::kBarrier:
-    case OpKind::kJoin:
-    case OpKind::kAddProcessSet:
-    case OpKind::kRemoveProcessSet:
-    case OpKind::kFormProcessSet:
-    case OpKind::kLeaveProcessSet:
-    case OpKind::kSend:
-    case OpKind::kReceive:
-      return;  // The response is all; it never becomes a unit.
+  results_ = request_.kind == OpKind::kAllreduce ? unit_.elements() : 0;
+  if (request_.kind == OpKind::kAllgather || request_.kind == OpKind::kAlltoall) {
+    prepare_gathering();
+  } else if (request_.kind == OpKind::kReducescatter) {
+    prepare_reduce_scatter();
+  } else if (is_coded(request_.wire)) {
+    prepare_coded();
+  } else if (slices_.size() == 1 && packed_as_ == WireFormat::kTensor) {
+    prepare_in_place();
+  } else {
+    packed_ = start_packing(on_wire(unit_.plan.bytes));
+    send_ = packed_;
+    recv_ = packed_;
+    if (request_.kind != OpKind::kBroadcast || unit_.is_root()) {
+      pack(packed_);
+    }
+    end_packing();
   }
 }
 
@@ -341,45 +224,38 @@ void DeviceUnit::issue() {
   if (std::exchange(issued_, true)) {
     return;
   }
-  switch (request_.kind) {
-    case OpKind::kAllreduce:
-      return engine_.all_reduce(
-          lane_, send_, recv_, elements(), {dtype_, op(), request_.wire, unit_.algorithm});
-    case OpKind::kBroadcast:
-      return engine_.broadcast(
-          lane_, recv_, unit_.plan.bytes, index_in(unit_.communicator->ranks, request_.root));
-    case OpKind::kAllgather:
-      return engine_.all_gather(lane_, send_, recv_, received_);
-    case OpKind::kAlltoall:
-      return engine_.all_to_all(lane_, send_, recv_, sent_, received_);
-    case OpKind::kReducescatter:
-      return engine_.reduce_scatter(lane_, send_, recv_, received_, {dtype_, op()});
-    case OpKind::kBarrier:
-    case OpKind::kJoin:
-    case OpKind::kAddProcessSet:
-    case OpKind::kRemoveProcessSet:
-    case OpKind::kFormProcessSet:
-    case OpKind::kLeaveProcessSet:
-    case OpKind::kSend:
-    case OpKind::kReceive:
-      return;
+  const DeviceReduction reduction{reduction_.dtype, reduction_.op, request_.wire, unit_.algorithm};
+  if (request_.kind == OpKind::kAllreduce) {
+    engine_.all_reduce(lane_, send_, recv_, unit_.elements(), reduction);
+  } else if (request_.kind == OpKind::kBroadcast) {
+    const int root = index_in(unit_.communicator->ranks, request_.root);
+    engine_.broadcast(lane_, recv_, unit_.plan.bytes, root);
+  } else if (request_.kind == OpKind::kAllgather) {
+    engine_.all_gather(lane_, send_, recv_, received_);
+  } else if (request_.kind == OpKind::kAlltoall) {
+    engine_.all_to_all(lane_, send_, recv_, sent_, received_);
+  } else {
+    AIACC_CHECK(request_.kind == OpKind::kReducescatter);  // other kinds never become units
+    engine_.reduce_scatter(lane_, send_, recv_, received_, {reduction_.dtype, reduction_.op});
   }
 }
 
 Mark DeviceUnit::complete() {
-  if (request_.kind == OpKind::kAllreduce) {
-    complete_all_reduce();
-  } else if (request_.kind == OpKind::kBroadcast && packed_ != nullptr) {
-    unpack(packed_, 1.0);
-  } else if (request_.kind == OpKind::kReducescatter && factor_after() != 1.0) {
-    const std::size_t own = received_[static_cast<std::size_t>(unit_.communicator->rank)];
-    if (own > 0) {
-      scale(recv_, recv_, own, factor_after());
-    }
-  }
-  const Mark done = resources_.device->record(stream_);
   if (packed_ != nullptr) {
-    resources_.buffer_users[packed_] = done;
+    unpack(packed_);
+    if (residuals_ != nullptr) {
+      unpack(residuals_, true);
+    }
+  } else if (zeros_ == nullptr && results_ > 0 && after_ != 1.0) {
+    scale(recv_, recv_, results_, after_, nullptr);
+  }
+  const Mark done = device_.record(stream_);
+  if (zeros_ != nullptr) {
+    zeros_->users = {done};
+    zeros_.reset();
+  }
+  if (buffer_ != nullptr) {
+    resources_.buffer_users[buffer_] = done;
   }
   return done;
 }

@@ -1,18 +1,50 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <optional>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "csrc/core/execution/gpu/device_resources.h"
-#include "csrc/core/execution/gpu/wait_for_inputs.h"
+#include "csrc/core/execution/finite_check.h"
 #include "csrc/core/execution/unit.h"
+#include "csrc/cuda/device_pool.h"
 #include "csrc/engines/device_coded_all_reduce.h"
+#include "csrc/engines/device_coding.h"
 #include "csrc/engines/device_engine.h"
+#include "csrc/kernels/batch_copier.h"
 
 namespace aiacc {
+
+/// What the units share that are queued on one GPU. The launching thread's.
+struct DeviceResources {
+  /// Loads kernels. `checks`: they shall look at inputs. Needs a Device::Scope, here and in the
+  /// destructor.
+  DeviceResources(std::shared_ptr<Device> opened, bool checks)
+      : device(std::move(opened)),
+        pool(DevicePool::make(device)),
+        copier(device->driver()),
+        reports(checks ? std::make_unique<ReportPool>(device->driver()) : nullptr) {}
+
+  /// Made when a unit first travels coded: loads kernels, and may wait for the GPU.
+  DeviceCoding& coding() {
+    if (coding_ == nullptr) {
+      coding_ = std::make_unique<DeviceCoding>(device->driver(), pool);
+    }
+    return *coding_;
+  }
+
+  std::shared_ptr<Device> device;
+  std::shared_ptr<DevicePool> pool;
+  BatchCopier copier;
+  std::unique_ptr<ReportPool> reports;  ///< null unless they look at inputs
+  /// By the address of a buffer of the engine: the mark after the last unit that used it.
+  std::unordered_map<const void*, Mark> buffer_users;
+
+ private:
+  std::unique_ptr<DeviceCoding> coding_;
+};
 
 /// One unit of tensors on a GPU, as it is queued on its lane's stream in three steps: pack with the
 /// prescale, operation, unpack with what is to be done to the sum; one kernel each. It is
@@ -27,7 +59,7 @@ namespace aiacc {
 /// may be on one lane. The arguments of the constructor outlive it.
 class DeviceUnit {
  public:
-  DeviceUnit(const Unit& unit, int lane, DeviceEngine& engine, DeviceResources& resources);
+  DeviceUnit(Unit& unit, int lane, DeviceEngine& engine, DeviceResources& resources);
 
   /// Kernels and copies before the operation.
   void prepare();
@@ -41,69 +73,52 @@ class DeviceUnit {
   ReportPool::Taken take_checked() { return std::move(checked_); }
 
  private:
-  void prepare_all_reduce();
   void prepare_coded();
-  void prepare_broadcast();
+  void prepare_in_place();
   void prepare_gathering();
   void prepare_reduce_scatter();
-  void complete_all_reduce();
-  void complete_coded();
 
-  /// Whether the operation can work on the memory of the one tensor of the unit.
-  bool in_place() const { return unit_.pieces.size() == 1 && packed_as_ == WireFormat::kTensor; }
-  std::size_t on_wire(std::size_t bytes) const {
-    return bytes / size_of(dtype_) * size_on_wire(dtype_, packed_as_);
-  }
-  bool is_root() const {
-    return index_in(unit_.communicator->ranks, request_.root) == unit_.communicator->rank;
-  }
-  std::size_t elements() const { return unit_.plan.bytes / size_of(dtype_); }
-  void scale(
-      void* out, const void* in, std::size_t count, double factor, CopyReport* reports = nullptr) {
-    run(CopyDirection::kPack, factor, {{in, out, count}}, reports);
-  }
+  std::byte* start_packing(std::size_t bytes);
+  void end_packing();
+  void pack(std::byte* packed, bool residuals = false);
+  void unpack(const std::byte* packed, bool residuals = false);
+  void scale(void* out, const void* in, std::size_t count, double factor, CopyReport* reports);
   void run(CopyDirection direction,
            double factor,
            const std::vector<CopySegment>& segments,
-           CopyReport* reports = nullptr);
+           CopyReport* reports);
   /// Whether the input has to pass through a kernel.
-  bool converts() const { return request_.prescale != 1.0 || checked_ != nullptr; }
+  bool converts() const { return before_ != 1.0 || checked_ != nullptr; }
   CopyReport* reports() const { return checked_ == nullptr ? nullptr : checked_->reports; }
-  /// For a unit that is worked on where its tensors are.
-  void start_in_place() { wait_for_inputs(unit_, stream_, *resources_.device); }
-  std::byte* start_packing(std::size_t bytes);
-  void end_packing();
-  bool keeps(const Piece& piece) const;
-  void pack(std::byte* packed, double factor);
-  void unpack(const std::byte* packed, double factor);
-  void pack_residuals(std::byte* packed);
-  void unpack_residuals(const std::byte* packed);
-  double factor_after() const;
-  ReduceOp op() const;
-  std::vector<std::size_t> bytes_of(const std::vector<std::int64_t>& rows) const;
+  std::size_t on_wire(std::size_t bytes) const {
+    return bytes / size_of(reduction_.dtype) * size_on_wire(reduction_.dtype, packed_as_);
+  }
 
   const Unit& unit_;
+  const Request& request_;
+  const std::vector<SliceMemory>& slices_;  ///< `unit.memory`
   const int lane_;
   DeviceEngine& engine_;
   DeviceResources& resources_;
-  const CudaDriver& driver_;
-  const CudaStream stream_;      ///< the lane's
-  CudaStream current_;           ///< that of kernels: the lane's, or the one where it packs
-  std::byte* packed_ = nullptr;  ///< a buffer of the lane's, or null
-  const void* send_ = nullptr;   ///< of the operation
-  void* recv_ = nullptr;
-  std::vector<std::size_t> sent_;                 ///< by member: bytes of an all-to-all
-  std::vector<std::size_t> received_;             ///< bytes, or elements of a reduce-scatter
-  std::shared_ptr<DeviceBlock> zeros_ = nullptr;  ///< instead of a tensor
-  const Piece& piece_;                            ///< the first one: the others are alike
-  const Request& request_;
-  const DataType dtype_;
+  Device& device_;
+  const Reduction reduction_;
   const WireFormat packed_as_;  ///< coded elements are packed as they are
-  bool issued_ = false;         ///< the one operation of what is not coded
+  double before_ = 1.0;         ///< what inputs and
+  double after_ = 1.0;          ///< results are multiplied by
+  const CudaStream stream_;     ///< the lane's
+  CudaStream current_;          ///< that of kernels: the lane's, or the one where it packs
+  const void* send_ = nullptr;  ///< of the operation
+  void* recv_ = nullptr;
+  std::size_t results_ = 0;             ///< elements at `recv_`, if nothing is unpacked
+  PerRank sent_;                        ///< bytes of an all-to-all
+  PerRank received_;                    ///< bytes, or elements of a reduce-scatter
+  std::byte* buffer_ = nullptr;         ///< the lane's, if it is used
+  std::byte* packed_ = nullptr;         ///< the tensors in it; null: they are worked on in place
+  std::byte* residuals_ = nullptr;      ///< packed ones, or null
+  std::shared_ptr<DeviceBlock> zeros_;  ///< instead of a tensor
+  bool issued_ = false;                 ///< the one operation of what is not coded
   std::optional<DeviceCodedAllReduce> coded_;
-  std::byte* values_ = nullptr;     ///< of a coded all-reduce
-  std::byte* residuals_ = nullptr;  ///< packed ones, or null
-  ReportPool::Taken checked_;       ///< null: nobody looks at the inputs
+  ReportPool::Taken checked_;  ///< null: nobody looks at the inputs
 };
 
 }  // namespace aiacc

@@ -2,14 +2,16 @@
 
 #include <utility>
 
+#include "csrc/core/execution/gpu/staged_executor.h"
+
 namespace aiacc {
 
-QueuedExecutor::QueuedExecutor(DeviceEngine& engine, int lanes, bool checks, UnitsOnGpu& units)
-    : engine_(engine),
-      lanes_(lanes),
-      units_(units),
+QueuedExecutor::QueuedExecutor(DeviceEngine& engine, const DeviceOptions& options)
+    : DeviceExecutor(options),
+      engine_(engine),
+      lanes_(options.lanes),
       gpus_([this](int ordinal) { return engine_.open(ordinal); },
-            [checks](const std::shared_ptr<Device>& device) {
+            [checks = options.finite != nullptr](const std::shared_ptr<Device>& device) {
               return std::make_unique<DeviceResources>(device, checks);
             }) {}
 
@@ -28,18 +30,9 @@ std::string QueuedExecutor::refusal(const Request& request) const {
 }
 
 void QueuedExecutor::connect(Communicator& communicator) {
-  const bool all = communicator.id == 0;
-  communicator.owned_gpu =
-      all ? nullptr
-          : engine_.split(communicator.ranks, communicator.id * DeviceEngineCache::kSplitIds);
-  communicator.gpu = std::make_unique<DeviceEngineCache>(all ? engine_ : *communicator.owned_gpu,
-                                                         communicator.rank,
-                                                         communicator.size(),
-                                                         communicator.id);
+  communicator.gpu = std::make_unique<DeviceEngineCache>(
+      engine_, communicator.ranks, communicator.rank, communicator.id);
 }
-
-/// A unit is packed when it comes, however many are on their way.
-void QueuedExecutor::prepare(const Unit&, int) {}
 
 void QueuedExecutor::run(Unit& unit, int lane, PackBuffer&, const Finished& finished) {
   const bool joined = unit.joined;
@@ -49,8 +42,12 @@ void QueuedExecutor::run(Unit& unit, int lane, PackBuffer&, const Finished& fini
       return;
     }
     launch();
-  } catch (...) {
-    drop();
+  } catch (...) {  // the operations of the group end with the job
+    show_issuing(nullptr);
+    for (std::size_t i = 0; i < grouped_; ++i) {
+      group_[i]->work.reset();
+    }
+    grouped_ = 0;
     throw;
   }
   const std::size_t count = std::exchange(grouped_, 0);
@@ -74,16 +71,25 @@ void QueuedExecutor::start(Unit& unit, int lane) {
   started.device = gpu.device;
   started.lane = engine_lane(lane);
   const Device::Scope scope(*gpu.device);
-  started.work.emplace(started.unit, started.lane, *started.engine, gpus_.resources_of(gpu));
+  started.work.emplace(started.unit, started.lane, *started.engine, gpus_.tools_of(gpu));
   started.work->prepare();
 }
 
 /// Issues the units of the group, which are on one engine, and queues what comes after.
 void QueuedExecutor::launch() {
+  DeviceEngine& engine = *group_.front()->engine;
   const Device::Scope scope(*group_.front()->device);
   show_issuing(group_[grouped_ - 1].get());
   for (bool more = true; more;) {
-    issue();
+    if (grouped_ > 1) {
+      engine.begin_group();
+    }
+    for (std::size_t i = 0; i < grouped_; ++i) {
+      group_[i]->work->issue();
+    }
+    if (grouped_ > 1) {
+      engine.end_group();
+    }
     more = false;
     for (std::size_t i = 0; i < grouped_; ++i) {
       more = group_[i]->work->go_on() || more;
@@ -92,28 +98,9 @@ void QueuedExecutor::launch() {
   for (std::size_t i = 0; i < grouped_; ++i) {
     Started& started = *group_[i];
     const Mark done = started.work->complete();
-    units_.add(started.unit,
-               {started.engine, started.lane},
-               started.device,
-               done,
-               started.work->take_checked());
+    add(started.unit, {started.device, done, &engine, started.lane, started.work->take_checked()});
   }
   show_issuing(nullptr);
-}
-
-/// The next operation of each unit that has one.
-void QueuedExecutor::issue() {
-  DeviceEngine& engine = *group_.front()->engine;
-  const bool several = grouped_ > 1;
-  if (several) {
-    engine.begin_group();
-  }
-  for (std::size_t i = 0; i < grouped_; ++i) {
-    group_[i]->work->issue();
-  }
-  if (several) {
-    engine.end_group();
-  }
 }
 
 void QueuedExecutor::show_issuing(const Started* started) {
@@ -131,13 +118,12 @@ std::optional<UnitWait> QueuedExecutor::issuing() {
   return UnitWait{id_of(unit), name_of(unit), wait.seconds, unit.communicator->distance_to(wait)};
 }
 
-/// After an error: the operations of the group end with the job.
-void QueuedExecutor::drop() noexcept {
-  show_issuing(nullptr);
-  for (std::size_t i = 0; i < grouped_; ++i) {
-    group_[i]->work.reset();
+std::unique_ptr<DeviceExecutor> make_device_executor(DeviceEngine* engine,
+                                                     const DeviceOptions& options) {
+  if (engine != nullptr) {
+    return std::make_unique<QueuedExecutor>(*engine, options);
   }
-  grouped_ = 0;
+  return std::make_unique<StagedExecutor>(options);
 }
 
 }  // namespace aiacc

@@ -9,7 +9,6 @@
 
 #include "csrc/core/execution/device_executor.h"
 #include "csrc/core/execution/gpu/device_unit.h"
-#include "csrc/core/execution/gpu/units_on_gpu.h"
 #include "csrc/core/execution/gpu/used_gpus.h"
 #include "csrc/engines/device_engine.h"
 
@@ -19,26 +18,17 @@ namespace aiacc {
 /// each is packed as it comes, all are issued by one call, then each is unpacked.
 class QueuedExecutor : public DeviceExecutor {
  public:
-  /// `engine`, that of all ranks, and `units` outlive this. `lanes`: those of the plan, the express
-  /// lane included. `checks`: units look at their inputs.
-  QueuedExecutor(DeviceEngine& engine, int lanes, bool checks, UnitsOnGpu& units);
+  /// `engine`, that of all ranks, outlives this.
+  QueuedExecutor(DeviceEngine& engine, const DeviceOptions& options);
+  ~QueuedExecutor() override { forget(); }
 
   bool queues() const override { return true; }
   std::uint32_t launch_lane(std::uint32_t lane) const override {
     return static_cast<std::uint32_t>(engine_lane(static_cast<int>(lane)) % engine_.lanes());
   }
-  Device& device(int ordinal) override { return *gpus_.at(ordinal).device; }
-  std::string refusal(const Request& request) const override;
   void connect(Communicator& communicator) override;
-  void check(const Communicator& communicator) override { communicator.gpu->check(); }
-  void abort(const Communicator& communicator, const Status& status) noexcept override {
-    communicator.gpu->abort(status);
-  }
-  void prepare(const Unit& unit, int lane) override;
   void run(Unit& unit, int lane, PackBuffer& buffer, const Finished& finished) override;
-  std::optional<UnitWait> first_queued() override { return units_.first(); }
   std::optional<UnitWait> issuing() override;
-  bool quiesce(Clock::time_point deadline) noexcept override { return engine_.quiesce(deadline); }
 
  private:
   /// A unit of the group that is not issued yet.
@@ -51,19 +41,20 @@ class QueuedExecutor : public DeviceExecutor {
     std::optional<DeviceUnit> work;
   };
 
+  Device& device(int ordinal) override { return *gpus_.at(ordinal).device; }
+  std::string refusal(const Request& request) const override;
+  bool quiesce(Clock::time_point deadline) noexcept override { return engine_.quiesce(deadline); }
+
   /// Lanes of the plan are those of the engine for host memory; an engine for GPUs may have fewer.
   int engine_lane(int lane) const {
     return lane + 1 == lanes_ ? engine_.express_lane() : lane % engine_.lanes();
   }
   void start(Unit& unit, int lane);
   void launch();
-  void issue();
   void show_issuing(const Started* started);
-  void drop() noexcept;
 
   DeviceEngine& engine_;
   const int lanes_;
-  UnitsOnGpu& units_;
   UsedGpus<DeviceResources> gpus_;
   // The launching thread's.
   std::vector<std::unique_ptr<Started>> group_;  ///< the launch group, then spare ones
@@ -72,5 +63,10 @@ class QueuedExecutor : public DeviceExecutor {
   std::mutex mutex_;  ///< guards what follows
   const Started* issuing_ = nullptr;
 };
+
+/// Where it is decided how units are moved: `engine`, that of all ranks, outlives what is made;
+/// null: they are staged.
+std::unique_ptr<DeviceExecutor> make_device_executor(DeviceEngine* engine,
+                                                     const DeviceOptions& options);
 
 }  // namespace aiacc

@@ -1,18 +1,18 @@
 #include "csrc/core/execution/gpu/staged_executor.h"
 
-#include <utility>
-
 namespace aiacc {
 
-StagedExecutor::StagedExecutor(std::function<const CudaDriver&()> driver,
-                               int proposed,
-                               int lanes,
-                               UnitsOnGpu& units)
-    : units_(units),
-      gpus_([driver = std::move(driver), proposed](
+StagedExecutor::StagedExecutor(const DeviceOptions& options)
+    : DeviceExecutor(options),
+      gpus_([driver = options.driver, proposed = options.proposed](
                 int ordinal) { return Device::open_or_propose(driver(), ordinal, proposed); },
-            [this, lanes](const std::shared_ptr<Device>& device) {
-              return std::make_unique<Staging>(device, lanes, cancellation_);
+            [this, lanes = options.lanes](const std::shared_ptr<Device>& device) {
+              const auto pool = DevicePool::make(device);
+              auto made = std::make_unique<Lanes>();
+              for (int lane = 0; lane < lanes; ++lane) {
+                made->push_back(std::make_unique<StagedLane>(lane, device, pool, cancellation_));
+              }
+              return made;
             }) {}
 
 std::string StagedExecutor::refusal(const Request& request) const {
@@ -24,33 +24,35 @@ std::string StagedExecutor::refusal(const Request& request) const {
 }
 
 /// Where this rank's tensors of a unit are.
-UsedGpus<Staging>::Gpu& StagedExecutor::own_gpu(const Unit& unit) {
+StagedExecutor::Gpus::Gpu& StagedExecutor::own_gpu(const Unit& unit) {
   return gpus_.at(unit.devices()->at(static_cast<std::size_t>(unit.communicator->rank)));
 }
 
 void StagedExecutor::prepare(const Unit& unit, int lane) {
-  auto& gpu = own_gpu(unit);
+  Gpus::Gpu& gpu = own_gpu(unit);
   const Device::Scope scope(*gpu.device);
-  gpus_.resources_of(gpu).prepare(unit, lane);
+  gpus_.tools_of(gpu)[static_cast<std::size_t>(lane)]->prepare(unit);
 }
 
 void StagedExecutor::run(Unit& unit, int lane, PackBuffer& buffer, const Finished& finished) {
   const auto since = Clock::now();
   {
-    auto& gpu = own_gpu(unit);
+    Gpus::Gpu& gpu = own_gpu(unit);
     const Device::Scope scope(*gpu.device);
-    const Mark done = gpus_.resources_of(gpu).run(unit, lane, buffer);
-    units_.add(unit, {}, gpu.device, done, nullptr);
+    StagedLane& staged = *gpus_.tools_of(gpu)[static_cast<std::size_t>(lane)];
+    add(unit, {gpu.device, staged.run(unit, buffer)});
   }
   finished(unit, since);
 }
 
 bool StagedExecutor::quiesce(Clock::time_point deadline) noexcept {
   bool quiet = true;
-  for (UsedGpus<Staging>::Gpu* gpu : gpus_.loaded()) {
+  for (Gpus::Gpu* gpu : gpus_.loaded()) {
     try {
       const Device::Scope scope(*gpu->device);
-      quiet = gpu->resources->quiesce(deadline) && quiet;
+      for (const auto& lane : *gpu->tools) {
+        quiet = lane->quiesce(deadline) && quiet;
+      }
     } catch (const Error&) {
       // The driver is shutting down: nothing is running.
     }

@@ -20,9 +20,6 @@ namespace aiacc {
 /// Threads: one at a time. Holds references to the unit, which outlives it.
 class StagedUnit {
  public:
-  /// Its place is one in the host memory of the step.
-  using Copy = StagedCopy;
-
   explicit StagedUnit(const Unit& unit);
 
   std::size_t steps() const { return steps_; }
@@ -31,9 +28,10 @@ class StagedUnit {
 
   /// Host memory that a step needs, aligned to 256.
   std::size_t host_bytes(std::size_t step) const;
-  std::vector<Copy> copies_in(std::size_t step) const;
+  /// Places are those in the host memory of the step.
+  std::vector<StagedCopy> copies_in(std::size_t step) const;
   /// `gathered`: device memory for the output of an all-gather or all-to-all.
-  std::vector<Copy> copies_out(std::size_t step, std::uintptr_t gathered) const;
+  std::vector<StagedCopy> copies_out(std::size_t step, std::uintptr_t gathered) const;
   /// Runs the engine on `host`, which the copies in have filled. Blocks; throws what the engine
   /// throws.
   void run(std::size_t step, int lane, std::byte* host, PackBuffer& buffer) const;
@@ -46,35 +44,21 @@ class StagedUnit {
   void run_moved(int lane, DeviceMover& mover) const;
 
  private:
-  /// Bytes of every member's part, and where they begin.
-  struct Parts {
-    std::vector<std::size_t> bytes;
-    std::vector<std::size_t> begins;
-    std::size_t total = 0;
-  };
-  static Parts parts_of(const std::vector<std::int64_t>& rows, std::uint64_t row_bytes);
-
   bool gathers() const { return kind_ == OpKind::kAllgather || kind_ == OpKind::kAlltoall; }
-  bool is_root() const;
-  bool stages_residuals() const;
-  std::size_t residual_offset() const;
-  void add_residuals(std::vector<Copy>& copies) const;
-  std::vector<std::size_t> sizes(const Parts& parts, std::size_t step) const;
+  PerRank sizes(const PerRank& parts, std::size_t step) const;
   std::size_t output_offset(std::size_t step) const;
-  void add_pieces(const Parts& parts,
-                  std::size_t step,
-                  std::uintptr_t device,
-                  std::size_t host_offset,
-                  std::vector<Copy>& copies) const;
-  void run_packed(int lane, std::byte* host, PackBuffer& buffer) const;
-  void run_scattered(int lane, std::byte* host, PackBuffer& buffer) const;
+  std::vector<StagedCopy> copies_of(const PerRank& parts,
+                                    std::size_t step,
+                                    std::uintptr_t device,
+                                    std::size_t host_offset) const;
 
   const Unit& unit_;
-  const Piece& first_;
   const OpKind kind_;
+  std::vector<SliceMemory> slices_;  ///< on the GPU; none of an all-gather or all-to-all
+  std::size_t residual_offset_ = 0;  ///< where residuals begin in host memory; 0: there are none
   std::size_t steps_ = 1;
-  Parts sent_;      ///< all-gather: one part, this rank's; all-to-all: one for each member
-  Parts received_;  ///< one for each member
+  PerRank sent_;      ///< bytes of parts: all-gather: this rank's; all-to-all: for each member
+  PerRank received_;  ///< from each member
 };
 
 }  // namespace aiacc

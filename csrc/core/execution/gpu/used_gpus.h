@@ -21,7 +21,7 @@ class UsedGpus {
  public:
   struct Gpu {
     std::shared_ptr<Device> device;
-    std::unique_ptr<Tools> resources;  ///< null before `resources_of`
+    std::unique_ptr<Tools> tools;  ///< null before `tools_of`
   };
   /// -1: the device that is proposed.
   using Open = std::function<std::shared_ptr<Device>(int ordinal)>;
@@ -33,10 +33,9 @@ class UsedGpus {
     for (auto& [ordinal, gpu] : gpus_) {
       try {
         const Device::Scope scope(*gpu.device);
-        gpu.resources.reset();
+        gpu.tools.reset();
       } catch (const Error&) {
-        static_cast<void>(
-            gpu.resources.release());  // The driver is shutting down, and this with it.
+        static_cast<void>(gpu.tools.release());  // The driver is shutting down, and this with it.
       }
     }
   }
@@ -60,29 +59,26 @@ class UsedGpus {
   }
 
   /// Throws what Load throws.
-  Tools& resources_of(Gpu& gpu) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (gpu.resources != nullptr) {
-        return *gpu.resources;
-      }
+  Tools& tools_of(Gpu& gpu) {
+    if (Tools* known = find_tools(gpu)) {
+      return *known;
     }
     const std::lock_guard loading(loading_);
-    if (gpu.resources == nullptr) {
+    if (gpu.tools == nullptr) {
       const Device::Scope scope(*gpu.device);
-      std::unique_ptr<Tools> resources = load_(gpu.device);
+      std::unique_ptr<Tools> tools = load_(gpu.device);
       const std::lock_guard lock(mutex_);
-      gpu.resources = std::move(resources);
+      gpu.tools = std::move(tools);
     }
-    return *gpu.resources;
+    return *gpu.tools;
   }
 
-  /// Those with resources.
+  /// Those with tools.
   std::vector<Gpu*> loaded() {
     const std::lock_guard lock(mutex_);
     std::vector<Gpu*> loaded;
     for (auto& [ordinal, gpu] : gpus_) {
-      if (gpu.resources != nullptr) {
+      if (gpu.tools != nullptr) {
         loaded.push_back(&gpu);
       }
     }
@@ -94,6 +90,10 @@ class UsedGpus {
     const std::lock_guard lock(mutex_);
     const auto known = gpus_.find(ordinal < 0 ? first_ : ordinal);
     return known == gpus_.end() ? nullptr : &known->second;
+  }
+  Tools* find_tools(const Gpu& gpu) {
+    const std::lock_guard lock(mutex_);
+    return gpu.tools.get();
   }
 
   const Open open_;

@@ -1,8 +1,6 @@
 // Tensors on GPUs that pass through the host. More of their results is in
 // core/coordinator_random_test.cc, and what is coded in core/coordinator_coded_test.cc.
 
-#include "csrc/core/execution/gpu/staging.h"
-
 #include <atomic>
 #include <cstring>
 #include <string>
