@@ -16,20 +16,40 @@ namespace {
 
 }  // namespace
 
+const DeviceExecutor::Gpu* DeviceExecutor::find_gpu(int ordinal) {
+  const std::lock_guard lock(gpus_mutex_);
+  const auto known = gpus_.find(ordinal < 0 ? first_gpu_ : ordinal);
+  return known == gpus_.end() ? nullptr : &known->second;
+}
+
+const DeviceExecutor::Gpu& DeviceExecutor::gpu(int ordinal) {
+  if (const Gpu* known = find_gpu(ordinal)) {
+    return *known;
+  }
+  const std::lock_guard opening(opening_);
+  if (const Gpu* known = find_gpu(ordinal)) {
+    return *known;
+  }
+  const std::shared_ptr<Device> device = open(ordinal);
+  const std::lock_guard lock(gpus_mutex_);
+  first_gpu_ = gpus_.empty() ? device->ordinal() : first_gpu_;
+  return gpus_.emplace(device->ordinal(), Gpu{device, DevicePool::make(device)}).first->second;
+}
+
 void DeviceExecutor::admit(Operation& operation) {
   const Request& request = operation.request;
-  Device& gpu = device(request.device);
-  const Device::Scope scope(gpu);
+  Device& device = *gpu(request.device).device;
+  const Device::Scope scope(device);
   if (const std::string problem = refusal(request); !problem.empty()) {
     refuse(request, problem);
   }
-  if (gpu.capturing(operation.stream)) {
+  if (device.capturing(operation.stream)) {
     refuse(
         request,
         "its stream is being captured (expected one that runs): a collective cannot be part of a "
         "CUDA graph; call it outside of torch.cuda.graph");
   }
-  operation.written = gpu.record(operation.stream);
+  operation.written = device.record(operation.stream);
 }
 
 /// Needs a Device::Scope.
@@ -51,9 +71,9 @@ void DeviceExecutor::order_after(const Operation& operation, CudaStream stream) 
   if (operation.completed.empty()) {
     return;  // nothing had to move
   }
-  const Device& gpu = device(operation.request.device);
-  const Device::Scope scope(gpu);
-  order_after(operation, stream, gpu);
+  const Device& device = *gpu(operation.request.device).device;
+  const Device::Scope scope(device);
+  order_after(operation, stream, device);
 }
 
 void DeviceExecutor::copy_gathered(Operation& operation,
@@ -69,12 +89,16 @@ void DeviceExecutor::copy_gathered(Operation& operation,
   for (const std::int64_t rows : operation.tensor(tensor).first_extents) {
     bytes += static_cast<std::uint64_t>(rows) * spec.row_bytes();
   }
-  Device& gpu = device(operation.request.device);
-  const Device::Scope scope(gpu);
-  order_after(operation, stream, gpu);
-  AIACC_CUDA_CHECK(
-      gpu.driver(), copy_async, reinterpret_cast<CudaAddress>(to), block->address, bytes, stream);
-  block->users = {gpu.record(stream)};
+  Device& device = *gpu(operation.request.device).device;
+  const Device::Scope scope(device);
+  order_after(operation, stream, device);
+  AIACC_CUDA_CHECK(device.driver(),
+                   copy_async,
+                   reinterpret_cast<CudaAddress>(to),
+                   block->address,
+                   bytes,
+                   stream);
+  block->users = {device.record(stream)};
 }
 
 void DeviceExecutor::add(const Unit& unit, Queued queued) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -13,6 +14,7 @@
 #include "csrc/base/socket.h"
 #include "csrc/core/execution/finite_check.h"
 #include "csrc/core/execution/host_unit.h"
+#include "csrc/cuda/device_pool.h"
 #include "csrc/engines/device_engine.h"
 
 namespace aiacc {
@@ -109,6 +111,10 @@ class DeviceExecutor {
   virtual std::optional<UnitWait> issuing() { return std::nullopt; }
 
  protected:
+  struct Gpu {
+    std::shared_ptr<Device> device;
+    std::shared_ptr<DevicePool> pool;  ///< for results of all-gather and all-to-all
+  };
   /// A unit whose results are queued on a GPU and, as far as is known, are not there yet.
   struct Queued {
     std::shared_ptr<Device> device;
@@ -130,17 +136,29 @@ class DeviceExecutor {
         stall_fail_s_(options.stall_fail_s),
         finite_(options.finite) {}
 
+  /// The GPU of that number, opened if need be, which can take many seconds: only who needs it
+  /// waits for that. -1: the first one that was used, or a proposal. None goes before the end.
+  /// Throws Error(kInvalidArgument) if there is none of that number, Error(kEngine) if CUDA fails.
+  const Gpu& gpu(int ordinal);
   /// The unit is on its way until the GPU has come to the mark. Its operations have the mark from
   /// now on. The caller fills in what comes first, down to `checked`.
   void add(const Unit& unit, Queued queued);
+  /// Ends what has to end with the context of a device.
+  template <class Owned>
+  static void end_on_gpu(const Device& device, std::unique_ptr<Owned> owned) {
+    try {
+      const Device::Scope scope(device);
+      owned.reset();
+    } catch (const Error&) {
+      static_cast<void>(owned.release());  // The driver is shutting down, and this with it.
+    }
+  }
   /// Forgets all units, whose reports are memory of GPUs that are about to go.
   void forget() { queued_.clear(); }
 
  private:
-  /// The GPU of that number, opened if need be, which can take long; -1: the first one that was
-  /// used, or a proposal. Lives as long as this. Throws Error(kInvalidArgument) if there is none of
-  /// that number, Error(kEngine) if CUDA fails.
-  virtual Device& device(int ordinal) = 0;
+  /// Opens a GPU for `gpu`; -1: the one that is proposed.
+  virtual std::shared_ptr<Device> open(int ordinal) = 0;
   /// The rest of the text of an error if it cannot do what is asked; else "". Needs a
   /// Device::Scope.
   virtual std::string refusal(const Request& request) const = 0;
@@ -148,12 +166,19 @@ class DeviceExecutor {
   /// the deadline came.
   virtual bool quiesce(Clock::time_point deadline) noexcept = 0;
 
+  const Gpu* find_gpu(int ordinal);
   void order_after(const Operation& operation, CudaStream stream, const Device& device);
   void retire();
 
   const double stall_warn_s_;
   const double stall_fail_s_;
   FiniteCheck* const finite_;
+
+  std::mutex opening_;     ///< held for as long as it takes; before the next one
+  std::mutex gpus_mutex_;  ///< guards what follows
+  std::map<int, Gpu> gpus_;
+  int first_gpu_ = -1;
+
   std::mutex mutex_;  ///< guards what follows, and Operation::completed
   std::deque<Queued> queued_;
 };

@@ -103,46 +103,43 @@ ReportPool::~ReportPool() {
 
 ReportPool::Taken ReportPool::take(const Unit& unit) {
   const std::size_t count = unit.pieces.size();
-  const auto fits = [&](const CheckedUnit* spare) { return spare->capacity >= count; };
-  CheckedUnit* taken = nullptr;
+  const auto fits = [&](const auto& spare) { return spare->capacity >= count; };
+  Taken taken(nullptr, GiveBack{this});
   {
     const std::lock_guard lock(mutex_);
-    auto found = std::find_if(spare_.begin(), spare_.end(), fits);
-    if (found == spare_.end()) {
+    if (std::none_of(spare_.begin(), spare_.end(), fits)) {
       std::size_t capacity = kTensors;
       while (capacity < count) {
         capacity *= 2;
       }
       grow(capacity == kTensors ? kUnits : 1, capacity);
-      found = std::find_if(spare_.begin(), spare_.end(), fits);
     }
-    taken = *found;
+    const auto found = std::find_if(spare_.begin(), spare_.end(), fits);
+    taken.reset(found->release());
     spare_.erase(found);
   }
   describe_inputs(unit, *taken);
   std::fill_n(taken->reports, taken->count, CopyReport{});
-  return Taken(taken, GiveBack{this});
+  return taken;
 }
 
 void ReportPool::give_back(CheckedUnit* unit) {
   const std::lock_guard lock(mutex_);
-  spare_.push_back(unit);
+  spare_.emplace_back(unit);
 }
 
 /// Needs the lock, except in the constructor.
 void ReportPool::grow(std::size_t units, std::size_t capacity) {
   void* slab = nullptr;
   slabs_.reserve(slabs_.size() + 1);
-  all_.reserve(all_.size() + units);
-  spare_.reserve(all_.size() + units);
+  spare_.reserve(units_ + units);  // so that they can be given back without memory
   AIACC_CUDA_CHECK(
       driver_, host_allocate, &slab, units * capacity * sizeof(CopyReport), kCudaHostPortable);
   slabs_.push_back(slab);
-  for (std::size_t i = 0; i < units; ++i) {
-    all_.push_back(std::make_unique<CheckedUnit>());
-    all_.back()->reports = static_cast<CopyReport*>(slab) + i * capacity;
-    all_.back()->capacity = capacity;
-    spare_.push_back(all_.back().get());
+  for (; units > 0; --units, ++units_) {
+    spare_.push_back(std::make_unique<CheckedUnit>());
+    spare_.back()->reports = static_cast<CopyReport*>(slab) + (units - 1) * capacity;
+    spare_.back()->capacity = capacity;
   }
 }
 
@@ -187,8 +184,12 @@ void FiniteCheck::collect(const CheckedUnit& unit) {
   const std::lock_guard lock(mutex_);
   if (!problem.empty() && !found_ && !thrown_) {
     found_ = std::move(problem);
-    found_any_.store(true);
   }
+}
+
+bool FiniteCheck::has_found() {
+  const std::lock_guard lock(mutex_);
+  return found_.has_value();
 }
 
 void FiniteCheck::throw_found() {
@@ -196,7 +197,6 @@ void FiniteCheck::throw_found() {
   if (found_) {
     const Error error(Code::kNotFinite, *found_);
     found_.reset();
-    found_any_.store(false);
     thrown_ = true;
     throw error;
   }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -91,8 +90,8 @@ class ReportPool {
   const CudaDriver& driver_;
   std::mutex mutex_;
   std::vector<void*> slabs_;
-  std::vector<std::unique_ptr<CheckedUnit>> all_;
-  std::vector<CheckedUnit*> spare_;
+  std::size_t units_ = 0;  ///< that there are
+  std::vector<std::unique_ptr<CheckedUnit>> spare_;
 };
 
 /// Looks at what this rank gives to reductions, before it is added to what others give: so it is
@@ -115,7 +114,7 @@ class FiniteCheck {
   /// Takes what the GPU has found in a unit that is over. What it shall throw waits for
   /// `throw_found`.
   void collect(const CheckedUnit& unit);
-  bool has_found() const { return found_any_.load(); }
+  bool has_found();
   /// Throws Error(kNotFinite) with the first that `collect` has met; only once.
   void throw_found();
 
@@ -125,7 +124,6 @@ class FiniteCheck {
 
   const FiniteMode mode_;
   const int rank_;
-  std::atomic<bool> found_any_{false};
   std::mutex mutex_;
   std::optional<std::string> found_;
   bool thrown_ = false;  ///< one is enough

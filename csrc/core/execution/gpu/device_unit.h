@@ -21,9 +21,9 @@ namespace aiacc {
 struct DeviceResources {
   /// Loads kernels. `checks`: they shall look at inputs. Needs a Device::Scope, here and in the
   /// destructor.
-  DeviceResources(std::shared_ptr<Device> opened, bool checks)
+  DeviceResources(std::shared_ptr<Device> opened, std::shared_ptr<DevicePool> shared, bool checks)
       : device(std::move(opened)),
-        pool(DevicePool::make(device)),
+        pool(std::move(shared)),
         copier(device->driver()),
         reports(checks ? std::make_unique<ReportPool>(device->driver()) : nullptr) {}
 

@@ -10,10 +10,15 @@ QueuedExecutor::QueuedExecutor(DeviceEngine& engine, const DeviceOptions& option
     : DeviceExecutor(options),
       engine_(engine),
       lanes_(options.lanes),
-      gpus_([this](int ordinal) { return engine_.open(ordinal); },
-            [checks = options.finite != nullptr](const std::shared_ptr<Device>& device) {
-              return std::make_unique<DeviceResources>(device, checks);
-            }) {}
+      checks_(options.finite != nullptr) {}
+
+QueuedExecutor::~QueuedExecutor() {
+  forget();
+  group_.clear();  // what was started is memory of the GPUs, too
+  for (auto& [ordinal, resources] : resources_) {
+    end_on_gpu(*gpu(ordinal).device, std::move(resources));
+  }
+}
 
 std::string QueuedExecutor::refusal(const Request& request) const {
   if (request.kind != OpKind::kAllreduce && request.kind != OpKind::kReducescatter) {
@@ -58,6 +63,16 @@ void QueuedExecutor::run(Unit& unit, int lane, PackBuffer&, const Finished& fini
   }
 }
 
+DeviceResources& QueuedExecutor::resources_on(int ordinal) {
+  auto& resources = resources_[ordinal];
+  if (resources == nullptr) {
+    const Gpu& here = gpu(ordinal);
+    const Device::Scope scope(*here.device);
+    resources = std::make_unique<DeviceResources>(here.device, here.pool, checks_);
+  }
+  return *resources;
+}
+
 /// Queues what comes before the operation.
 void QueuedExecutor::start(Unit& unit, int lane) {
   if (grouped_ == group_.size()) {
@@ -67,18 +82,18 @@ void QueuedExecutor::start(Unit& unit, int lane) {
   std::swap(started.unit, unit);
   started.since = Clock::now();
   started.engine = &started.unit.communicator->gpu->on(*started.unit.devices());
-  auto& gpu = gpus_.at(started.engine->device(-1)->ordinal());
-  started.device = gpu.device;
+  started.resources = &resources_on(started.engine->device(-1)->ordinal());
   started.lane = engine_lane(lane);
-  const Device::Scope scope(*gpu.device);
-  started.work.emplace(started.unit, started.lane, *started.engine, gpus_.tools_of(gpu));
+  const Device::Scope scope(*started.resources->device);
+  started.work.emplace(started.unit, started.lane, *started.engine, *started.resources);
   started.work->prepare();
 }
 
 /// Issues the units of the group, which are on one engine, and queues what comes after.
 void QueuedExecutor::launch() {
   DeviceEngine& engine = *group_.front()->engine;
-  const Device::Scope scope(*group_.front()->device);
+  const std::shared_ptr<Device>& device = group_.front()->resources->device;
+  const Device::Scope scope(*device);
   show_issuing(group_[grouped_ - 1].get());
   for (bool more = true; more;) {
     if (grouped_ > 1) {
@@ -98,18 +113,18 @@ void QueuedExecutor::launch() {
   for (std::size_t i = 0; i < grouped_; ++i) {
     Started& started = *group_[i];
     const Mark done = started.work->complete();
-    add(started.unit, {started.device, done, &engine, started.lane, started.work->take_checked()});
+    add(started.unit, {device, done, &engine, started.lane, started.work->take_checked()});
   }
   show_issuing(nullptr);
 }
 
 void QueuedExecutor::show_issuing(const Started* started) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(issuing_mutex_);
   issuing_ = started;
 }
 
 std::optional<UnitWait> QueuedExecutor::issuing() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(issuing_mutex_);
   if (issuing_ == nullptr) {
     return std::nullopt;
   }

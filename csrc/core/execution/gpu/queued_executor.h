@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -9,7 +10,6 @@
 
 #include "csrc/core/execution/device_executor.h"
 #include "csrc/core/execution/gpu/device_unit.h"
-#include "csrc/core/execution/gpu/used_gpus.h"
 #include "csrc/engines/device_engine.h"
 
 namespace aiacc {
@@ -20,7 +20,7 @@ class QueuedExecutor : public DeviceExecutor {
  public:
   /// `engine`, that of all ranks, outlives this.
   QueuedExecutor(DeviceEngine& engine, const DeviceOptions& options);
-  ~QueuedExecutor() override { forget(); }
+  ~QueuedExecutor() override;
 
   bool queues() const override { return true; }
   std::uint32_t launch_lane(std::uint32_t lane) const override {
@@ -37,11 +37,11 @@ class QueuedExecutor : public DeviceExecutor {
     Clock::time_point since;
     DeviceEngine* engine = nullptr;
     int lane = 0;  ///< of that engine
-    std::shared_ptr<Device> device;
+    DeviceResources* resources = nullptr;
     std::optional<DeviceUnit> work;
   };
 
-  Device& device(int ordinal) override { return *gpus_.at(ordinal).device; }
+  std::shared_ptr<Device> open(int ordinal) override { return engine_.open(ordinal); }
   std::string refusal(const Request& request) const override;
   bool quiesce(Clock::time_point deadline) noexcept override { return engine_.quiesce(deadline); }
 
@@ -49,18 +49,20 @@ class QueuedExecutor : public DeviceExecutor {
   int engine_lane(int lane) const {
     return lane + 1 == lanes_ ? engine_.express_lane() : lane % engine_.lanes();
   }
+  DeviceResources& resources_on(int ordinal);
   void start(Unit& unit, int lane);
   void launch();
   void show_issuing(const Started* started);
 
   DeviceEngine& engine_;
   const int lanes_;
-  UsedGpus<DeviceResources> gpus_;
+  const bool checks_;  ///< units look at their inputs
   // The launching thread's.
+  std::map<int, std::unique_ptr<DeviceResources>> resources_;  ///< by GPU
   std::vector<std::unique_ptr<Started>> group_;  ///< the launch group, then spare ones
   std::size_t grouped_ = 0;
 
-  std::mutex mutex_;  ///< guards what follows
+  std::mutex issuing_mutex_;  ///< guards what follows
   const Started* issuing_ = nullptr;
 };
 

@@ -2,18 +2,11 @@
 
 namespace aiacc {
 
-StagedExecutor::StagedExecutor(const DeviceOptions& options)
-    : DeviceExecutor(options),
-      gpus_([driver = options.driver, proposed = options.proposed](
-                int ordinal) { return Device::open_or_propose(driver(), ordinal, proposed); },
-            [this, lanes = options.lanes](const std::shared_ptr<Device>& device) {
-              const auto pool = DevicePool::make(device);
-              auto made = std::make_unique<Lanes>();
-              for (int lane = 0; lane < lanes; ++lane) {
-                made->push_back(std::make_unique<StagedLane>(lane, device, pool, cancellation_));
-              }
-              return made;
-            }) {}
+StagedExecutor::~StagedExecutor() {
+  for (auto& [where, lane] : lanes_) {
+    end_on_gpu(*gpu(where.second).device, std::move(lane));
+  }
+}
 
 std::string StagedExecutor::refusal(const Request& request) const {
   return is_float8(request.wire)
@@ -24,38 +17,51 @@ std::string StagedExecutor::refusal(const Request& request) const {
 }
 
 /// Where this rank's tensors of a unit are.
-StagedExecutor::Gpus::Gpu& StagedExecutor::own_gpu(const Unit& unit) {
-  return gpus_.at(unit.devices()->at(static_cast<std::size_t>(unit.communicator->rank)));
+const DeviceExecutor::Gpu& StagedExecutor::own_gpu(const Unit& unit) {
+  return gpu(unit.devices()->at(static_cast<std::size_t>(unit.communicator->rank)));
+}
+
+/// Needs a Device::Scope. The lane's thread, which alone makes it.
+StagedLane& StagedExecutor::lane_on(const Gpu& gpu, int lane) {
+  const std::pair<int, int> where(lane, gpu.device->ordinal());
+  {
+    const std::lock_guard lock(lanes_mutex_);
+    if (const auto known = lanes_.find(where); known != lanes_.end()) {
+      return *known->second;
+    }
+  }
+  auto made = std::make_unique<StagedLane>(lane, gpu.device, gpu.pool, cancellation_);
+  const std::lock_guard lock(lanes_mutex_);
+  return *lanes_.emplace(where, std::move(made)).first->second;
 }
 
 void StagedExecutor::prepare(const Unit& unit, int lane) {
-  Gpus::Gpu& gpu = own_gpu(unit);
+  const Gpu& gpu = own_gpu(unit);
   const Device::Scope scope(*gpu.device);
-  gpus_.tools_of(gpu)[static_cast<std::size_t>(lane)]->prepare(unit);
+  lane_on(gpu, lane).prepare(unit);
 }
 
 void StagedExecutor::run(Unit& unit, int lane, PackBuffer& buffer, const Finished& finished) {
   const auto since = Clock::now();
   {
-    Gpus::Gpu& gpu = own_gpu(unit);
+    const Gpu& gpu = own_gpu(unit);
     const Device::Scope scope(*gpu.device);
-    StagedLane& staged = *gpus_.tools_of(gpu)[static_cast<std::size_t>(lane)];
-    add(unit, {gpu.device, staged.run(unit, buffer)});
+    add(unit, {gpu.device, lane_on(gpu, lane).run(unit, buffer)});
   }
   finished(unit, since);
 }
 
 bool StagedExecutor::quiesce(Clock::time_point deadline) noexcept {
-  bool quiet = true;
-  for (Gpus::Gpu* gpu : gpus_.loaded()) {
-    try {
-      const Device::Scope scope(*gpu->device);
-      for (const auto& lane : *gpu->tools) {
-        quiet = lane->quiesce(deadline) && quiet;
-      }
-    } catch (const Error&) {
-      // The driver is shutting down: nothing is running.
+  std::vector<StagedLane*> lanes;
+  {
+    const std::lock_guard lock(lanes_mutex_);
+    for (const auto& [where, lane] : lanes_) {
+      lanes.push_back(lane.get());
     }
+  }
+  bool quiet = true;
+  for (const StagedLane* lane : lanes) {
+    quiet = lane->quiesce(deadline) && quiet;
   }
   return quiet;
 }

@@ -1,12 +1,13 @@
 #pragma once
 
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "csrc/core/execution/device_executor.h"
 #include "csrc/core/execution/gpu/staged_lane.h"
-#include "csrc/core/execution/gpu/used_gpus.h"
 #include "csrc/engines/cancellation.h"
 
 namespace aiacc {
@@ -15,7 +16,9 @@ namespace aiacc {
 /// StagedLane.
 class StagedExecutor : public DeviceExecutor {
  public:
-  explicit StagedExecutor(const DeviceOptions& options);
+  explicit StagedExecutor(const DeviceOptions& options)
+      : DeviceExecutor(options), driver_(options.driver), proposed_(options.proposed) {}
+  ~StagedExecutor() override;
 
   bool queues() const override { return false; }
   void connect(Communicator& communicator) override {
@@ -27,16 +30,19 @@ class StagedExecutor : public DeviceExecutor {
   void run(Unit& unit, int lane, PackBuffer& buffer, const Finished& finished) override;
 
  private:
-  using Lanes = std::vector<std::unique_ptr<StagedLane>>;
-  using Gpus = UsedGpus<Lanes>;
-
-  Device& device(int ordinal) override { return *gpus_.at(ordinal).device; }
+  std::shared_ptr<Device> open(int ordinal) override {
+    return Device::open_or_propose(driver_(), ordinal, proposed_);
+  }
   std::string refusal(const Request& request) const override;
   bool quiesce(Clock::time_point deadline) noexcept override;
-  Gpus::Gpu& own_gpu(const Unit& unit);
+  const Gpu& own_gpu(const Unit& unit);
+  StagedLane& lane_on(const Gpu& gpu, int lane);
 
+  const std::function<const CudaDriver&()> driver_;
+  const int proposed_;
   Cancellation cancellation_;  ///< ends waits for copies to the host
-  Gpus gpus_;
+  std::mutex lanes_mutex_;     ///< guards what follows
+  std::map<std::pair<int, int>, std::unique_ptr<StagedLane>> lanes_;  ///< by lane and GPU
 };
 
 }  // namespace aiacc

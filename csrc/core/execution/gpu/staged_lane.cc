@@ -67,82 +67,82 @@ void StagedLane::prepare(const Unit& unit) {
   if (slot == nullptr || slots_[0].prepared_steps > 1 || slots_[1].prepared_steps > 1) {
     return;
   }
-  const StagedUnit work(unit);
-  if (!moves(unit, work)) {
-    begin(*slot, unit, work);
-    slot->prepared_steps = work.steps();
+  if (!moves(unit)) {
+    wait_for_inputs(unit, in_, *device_);
+    fill(*slot, staged_step(unit, 0));
+    slot->prepared_steps = staged_steps(unit);
     slot->communicator = unit.communicator->id;
     slot->seq = unit.plan.seq;
   }
 }
 
 Mark StagedLane::run(const Unit& unit, PackBuffer& buffer) {
-  const StagedUnit work(unit);
-  std::uintptr_t gathered = 0;
-  if (const std::size_t bytes = work.gathered_bytes(); bytes > 0) {
-    TensorBuffers& buffers = unit.pieces.front().buffers();
-    buffers.gathered_on_gpu = pool_->take(bytes, out_);
-    gathered = static_cast<std::uintptr_t>(buffers.gathered_on_gpu->address);
+  if (const std::size_t bytes = gathered_bytes(unit); bytes > 0) {
+    unit.pieces.front().buffers().gathered_on_gpu = pool_->take(bytes, out_);
   }
   Slot* slot = take_prepared(unit);
-  if (slot == nullptr && moves(unit, work)) {
-    return move(unit, work);
+  if (slot == nullptr && moves(unit)) {
+    return move(unit);
   }
+  StagedStep step = staged_step(unit, 0);
   if (slot == nullptr) {
     slot = free_slot();
     AIACC_CHECK(slot != nullptr);
-    begin(*slot, unit, work);
+    wait_for_inputs(unit, in_, *device_);
+    fill(*slot, step);
   }
-  for (std::size_t step = 0; step < work.steps(); ++step) {
-    const bool more = step + 1 < work.steps();
+  const std::size_t steps = staged_steps(unit);
+  for (std::size_t i = 1; i <= steps; ++i) {
+    const bool more = i < steps;
+    StagedStep next = more ? staged_step(unit, i) : StagedStep();
     Slot* following = more ? free_slot() : nullptr;
     if (following != nullptr) {
-      fill(*following, work, step + 1);
+      fill(*following, next);
     }
     await(slot->filled);
-    work.run(step, lane_, slot->memory, buffer);
-    drain(*slot, work.copies_out(step, gathered));
+    run_step(unit, step, lane_, slot->memory, buffer);
+    drain(*slot, step.out);
     if (more && following == nullptr) {
       following = slot;
-      fill(*following, work, step + 1);
+      fill(*following, next);
     }
     slot = following;
+    step = std::move(next);
   }
   return device_->record(out_);
 }
 
 /// Whether the unit goes straight through the engine's slots.
-bool StagedLane::moves(const Unit& unit, const StagedUnit& work) const {
+bool StagedLane::moves(const Unit& unit) const {
   PinnedSlots* slots = unit.communicator->slots.get();
-  return work.fits_slots() && slots != nullptr && slots->usable(device_, lane_);
+  return fits_slots(unit) && slots != nullptr && slots->usable(device_, lane_);
 }
 
 /// On other streams than units that `prepare` begins with: their inputs may come later than this
 /// unit's.
-Mark StagedLane::move(const Unit& unit, const StagedUnit& work) {
+Mark StagedLane::move(const Unit& unit) {
   if (!mover_) {
     mover_.emplace(device_);
   }
   wait_for_inputs(unit, mover_->in(), *device_);
   mover_->await_inputs(cancellation_);
-  work.run_moved(lane_, *mover_);
+  StagedStep whole = staged_step(unit, 0);
+  const Reduction reduction = reduction_of(unit);
+  mover_->begin(
+      std::move(whole.in), std::move(whole.out), reduction.dtype, unit.request().prescale);
+  unit.communicator->engine->all_reduce_moved(lane_, unit.elements(), reduction, *mover_);
   return mover_->end();
 }
 
-/// Fills a slot with the first step.
-void StagedLane::begin(Slot& slot, const Unit& unit, const StagedUnit& work) {
-  wait_for_inputs(unit, in_, *device_);
-  fill(slot, work, 0);
-}
-
-void StagedLane::fill(Slot& slot, const StagedUnit& work, std::size_t step) {
-  if (const std::size_t bytes = work.host_bytes(step); bytes > slot.capacity) {
-    grow(slot, bytes);
+/// Starts the copies to the host.
+void StagedLane::fill(Slot& slot, const StagedStep& step) {
+  if (step.bytes > slot.capacity) {
+    grow(slot, step.bytes);
   }
   if (slot.drained != nullptr) {
     device_->wait(in_, slot.drained);
   }
-  for (const StagedCopy& copy : work.copies_in(step)) {
+  for (const StagedCopy& copy : step.in) {
     const CudaAddress host = address_of(slot.memory + copy.host_offset);
     AIACC_CUDA_CHECK(driver_, copy_async, host, CudaAddress{copy.device}, copy.bytes, in_);
   }
@@ -192,6 +192,7 @@ bool StagedLane::quiesce(Clock::time_point deadline) const noexcept {
     }
   };
   try {
+    const Device::Scope scope(*device_);
     for (CudaStream stream : {in_, out_}) {
       StreamSignal idle;
       idle.arm(driver_, stream);

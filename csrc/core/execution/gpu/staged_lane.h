@@ -20,14 +20,14 @@ namespace aiacc {
 /// for host memory.
 ///
 /// Large all-reduces between ranks of one host go straight through the engine's slots, block by
-/// block, and need no other memory (StagedUnit::fits_slots). What follows is about the other units.
+/// block, and need no other memory (fits_slots). What follows is about the other units.
 ///
 /// There are two streams, one for copies to the host and one back, and two slots of pinned memory.
 /// While the engine works on one step, that of the next is copied to the host and that of the one
 /// before back to the GPU; the next unit of the lane counts, if it is known by then.
 ///
-/// Threads: one at a time, but for `quiesce`. It waits for copies to the host, since the engine
-/// reads them; nobody waits for copies to the GPU. Needs a Device::Scope.
+/// Threads: one at a time, which waits for copies to the host, since the engine reads them; nobody
+/// waits for copies to the GPU. Needs a Device::Scope, but for `quiesce`, which is any thread's.
 class StagedLane {
  public:
   /// Makes streams, which may wait for the GPU. `pool` is one of the device. `cancellation`, which
@@ -68,12 +68,11 @@ class StagedLane {
 
   Slot* free_slot();
   Slot* take_prepared(const Unit& unit);
-  void begin(Slot& slot, const Unit& unit, const StagedUnit& work);
-  void fill(Slot& slot, const StagedUnit& work, std::size_t step);
+  void fill(Slot& slot, const StagedStep& step);
   void drain(Slot& slot, const std::vector<StagedCopy>& copies);
   void grow(Slot& slot, std::size_t bytes);
-  bool moves(const Unit& unit, const StagedUnit& work) const;
-  Mark move(const Unit& unit, const StagedUnit& work);
+  bool moves(const Unit& unit) const;
+  Mark move(const Unit& unit);
   void await(StreamSignal& signal) const;
 
   const int lane_;

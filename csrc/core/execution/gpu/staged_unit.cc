@@ -1,5 +1,6 @@
 #include "csrc/core/execution/gpu/staged_unit.h"
 
+#include <cstdint>
 #include <cstring>
 #include <numeric>
 
@@ -30,140 +31,126 @@ void add_copy(std::vector<StagedCopy>& copies,
   }
 }
 
-}  // namespace
-
-StagedUnit::StagedUnit(const Unit& unit) : unit_(unit), kind_(unit.request().kind) {
-  if (gathers()) {
-    received_ = received_bytes(unit);
-    sent_ =
-        kind_ == OpKind::kAlltoall ? sent_bytes(unit) : PerRank{unit.pieces.front().spec().bytes()};
-    steps_ = staging_chunks(unit.plan.bytes);
-    return;
-  }
-  find_memory(unit, slices_);
-  if (feeds_back(slices_)) {
-    residual_offset_ = aligned(unit.plan.bytes);
-  }
+bool gathers(const Unit& unit) {
+  return unit.request().kind == OpKind::kAllgather || unit.request().kind == OpKind::kAlltoall;
 }
 
-std::size_t StagedUnit::gathered_bytes() const { return sum(received_); }
-
-/// What a step moves of every part.
-PerRank StagedUnit::sizes(const PerRank& parts, std::size_t step) const {
+/// Adds what a step copies of every part, and returns the bytes of each.
+PerRank cut(const PerRank& parts,
+            std::size_t steps,
+            std::size_t index,
+            std::uintptr_t device,
+            std::size_t host_offset,
+            std::vector<StagedCopy>& copies) {
   PerRank bytes;
   bytes.reserve(parts.size());
   for (const std::size_t part : parts) {
-    bytes.push_back(staging_chunk(part, steps_, step).bytes);
+    const ByteRange range = staging_chunk(part, steps, index);
+    if (range.bytes > 0) {
+      copies.push_back({device + range.begin, host_offset, range.bytes});
+    }
+    bytes.push_back(range.bytes);
+    device += part;
+    host_offset += range.bytes;
   }
   return bytes;
 }
 
-/// Where the results of a step begin; in place unless the operation cannot work so.
-std::size_t StagedUnit::output_offset(std::size_t step) const {
-  if (gathers()) {
-    return aligned(sum(sizes(sent_, step)));
+StagedStep gathering_step(const Unit& unit, std::size_t index) {
+  const Piece& piece = unit.pieces.front();
+  const TensorBuffers& buffers = piece.buffers();
+  const std::size_t steps = staged_steps(unit);
+  const bool all_to_all = unit.request().kind == OpKind::kAlltoall;
+  const PerRank sent = all_to_all ? sent_bytes(unit) : PerRank{piece.spec().bytes()};
+  const CudaAddress gathered =
+      buffers.gathered_on_gpu == nullptr ? 0 : buffers.gathered_on_gpu->address;
+  StagedStep step;
+  step.sent = cut(sent, steps, index, number(buffers.input), 0, step.in);
+  step.output = aligned(sum(step.sent));
+  step.received = cut(received_bytes(unit), steps, index, gathered, step.output, step.out);
+  step.bytes = step.output + sum(step.received);
+  return step;
+}
+
+}  // namespace
+
+std::size_t staged_steps(const Unit& unit) {
+  return gathers(unit) ? staging_chunks(unit.plan.bytes) : 1;
+}
+
+std::size_t gathered_bytes(const Unit& unit) {
+  return gathers(unit) ? sum(received_bytes(unit)) : 0;
+}
+
+StagedStep staged_step(const Unit& unit, std::size_t index) {
+  if (gathers(unit)) {
+    return gathering_step(unit, index);
   }
-  return kind_ == OpKind::kReducescatter ? aligned(unit_.plan.bytes) : 0;
-}
-
-std::size_t StagedUnit::host_bytes(std::size_t step) const {
-  const std::size_t output =
-      gathers() ? sum(sizes(received_, step)) : residual_offset_ + unit_.plan.bytes;
-  return aligned(output_offset(step) + output);
-}
-
-std::vector<StagedCopy> StagedUnit::copies_of(const PerRank& parts,
-                                              std::size_t step,
-                                              std::uintptr_t device,
-                                              std::size_t host_offset) const {
-  std::vector<StagedCopy> copies;
-  for (const std::size_t bytes : parts) {
-    const ByteRange range = staging_chunk(bytes, steps_, step);
-    if (range.bytes > 0) {
-      copies.push_back({device + range.begin, host_offset, range.bytes});
+  StagedStep step;
+  find_memory(unit, step.slices);
+  step.residuals = feeds_back(step.slices) ? aligned(unit.plan.bytes) : 0;
+  const bool broadcasts = unit.request().kind == OpKind::kBroadcast;
+  const bool scatters = unit.request().kind == OpKind::kReducescatter;
+  const bool given = !broadcasts || unit.is_root();
+  std::size_t scattered = 0;
+  if (scatters) {
+    scattered = scattered_elements(unit)[static_cast<std::size_t>(unit.communicator->rank)];
+    step.output = aligned(unit.plan.bytes);
+  }
+  step.bytes = step.output + step.residuals + unit.plan.bytes;
+  for (const SliceMemory& slice : step.slices) {
+    if (given) {
+      add_copy(step.in, slice.input, slice.offset, slice.bytes);
+      add_copy(step.in, slice.residual, step.residuals + slice.offset, slice.bytes);
     }
-    device += bytes;
-    host_offset += range.bytes;
-  }
-  return copies;
-}
-
-std::vector<StagedCopy> StagedUnit::copies_in(std::size_t step) const {
-  if (gathers()) {
-    return copies_of(sent_, step, number(unit_.pieces.front().buffers().input), 0);
-  }
-  std::vector<StagedCopy> copies;
-  for (const SliceMemory& slice : slices_) {
-    if (kind_ != OpKind::kBroadcast || unit_.is_root()) {
-      add_copy(copies, slice.input, slice.offset, slice.bytes);
-      add_copy(copies, slice.residual, residual_offset_ + slice.offset, slice.bytes);
-    }
-  }
-  return copies;
-}
-
-std::vector<StagedCopy> StagedUnit::copies_out(std::size_t step, std::uintptr_t gathered) const {
-  if (gathers()) {
-    return copies_of(received_, step, gathered, output_offset(step));
-  }
-  const bool has_result = kind_ == OpKind::kBroadcast && unit_.is_root();
-  std::vector<StagedCopy> copies;
-  for (const SliceMemory& slice : slices_) {
-    std::size_t bytes = slice.bytes;
-    if (kind_ == OpKind::kReducescatter) {
-      const PerRank counts = scattered_elements(unit_);
-      bytes = counts[static_cast<std::size_t>(unit_.communicator->rank)] * size_of(unit_.dtype());
-    }
-    if (!has_result || slice.input != slice.output) {
-      add_copy(copies, slice.output, output_offset(step) + slice.offset, bytes);
-      add_copy(copies, slice.residual, residual_offset_ + slice.offset, bytes);
+    if (scatters) {
+      add_copy(step.out, slice.output, step.output, scattered * size_of(unit.dtype()));
+    } else if (!broadcasts || !given || slice.input != slice.output) {
+      add_copy(step.out, slice.output, slice.offset, slice.bytes);
+      add_copy(step.out, slice.residual, step.residuals + slice.offset, slice.bytes);
     }
   }
-  return copies;
+  return step;
 }
 
-void StagedUnit::run(std::size_t step, int lane, std::byte* host, PackBuffer& buffer) const {
-  Engine& engine = *unit_.communicator->engine;
-  std::byte* output = host + output_offset(step);
-  if (kind_ == OpKind::kAllgather) {
-    return engine.all_gather(lane, host, output, sizes(received_, step));
+void run_step(
+    const Unit& unit, const StagedStep& step, int lane, std::byte* host, PackBuffer& buffer) {
+  Engine& engine = *unit.communicator->engine;
+  std::byte* output = host + step.output;
+  if (unit.request().kind == OpKind::kAllgather) {
+    return engine.all_gather(lane, host, output, step.received);
   }
-  if (kind_ == OpKind::kAlltoall) {
-    return engine.all_to_all(lane, host, output, sizes(sent_, step), sizes(received_, step));
+  if (unit.request().kind == OpKind::kAlltoall) {
+    return engine.all_to_all(lane, host, output, step.sent, step.received);
   }
-  std::vector<SliceMemory> slices = slices_;
+  std::vector<SliceMemory> slices = step.slices;
   for (SliceMemory& slice : slices) {
     std::byte* input = host + slice.offset;
     if (slice.input == nullptr) {
       std::memset(input, 0, slice.bytes);  // zeros of a rank that has joined
     }
-    std::byte* residual = residual_offset_ == 0 ? nullptr : input + residual_offset_;
+    std::byte* residual = step.residuals == 0 ? nullptr : input + step.residuals;
     if (residual != nullptr && slice.residual == nullptr) {
       std::memset(residual, 0, slice.bytes);
     }
     slice = {input, output + slice.offset, residual, slice.offset, slice.bytes};
   }
-  if (unit_.finite != nullptr) {
-    unit_.finite->inspect(unit_, slices);
+  if (unit.finite != nullptr) {
+    unit.finite->inspect(unit, slices);
   }
   // Adasum has weights for every tensor; for others the packed tensors are as good as one.
-  if (unit_.request().op != ReduceOp::kAdasum) {
+  if (unit.request().op != ReduceOp::kAdasum) {
     slices.resize(1);
-    slices.front().bytes = unit_.plan.bytes;
+    slices.front().bytes = unit.plan.bytes;
   }
-  execute_slices(unit_, slices, lane, buffer);
+  execute_slices(unit, slices, lane, buffer);
 }
 
-bool StagedUnit::fits_slots() const {
-  return kind_ == OpKind::kAllreduce && unit_.request().op != ReduceOp::kAdasum &&
-         unit_.request().wire == WireFormat::kTensor && unit_.finite == nullptr &&
-         unit_.plan.bytes >= Engine::kLeastMovedBytes;
-}
-
-void StagedUnit::run_moved(int lane, DeviceMover& mover) const {
-  const Reduction reduction = reduction_of(unit_);
-  mover.begin(copies_in(0), copies_out(0, 0), reduction.dtype, unit_.request().prescale);
-  unit_.communicator->engine->all_reduce_moved(lane, unit_.elements(), reduction, mover);
+bool fits_slots(const Unit& unit) {
+  const Request& request = unit.request();
+  return request.kind == OpKind::kAllreduce && request.op != ReduceOp::kAdasum &&
+         request.wire == WireFormat::kTensor && unit.finite == nullptr &&
+         unit.plan.bytes >= Engine::kLeastMovedBytes;
 }
 
 }  // namespace aiacc
