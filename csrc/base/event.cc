@@ -5,12 +5,34 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <ctime>
 
 #include "csrc/base/error.h"
 
 namespace aiacc {
+namespace {
+
+timespec timespec_of(Clock::duration duration) {
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(duration);
+  return {seconds.count(), std::chrono::nanoseconds(duration - seconds).count()};
+}
+
+}  // namespace
+
+int poll_until(pollfd* entries, std::size_t count, Clock::time_point deadline) {
+  while (true) {
+    const timespec left = timespec_of(std::max(deadline - Clock::now(), Clock::duration::zero()));
+    const int ready = ppoll(entries, count, &left, nullptr);
+    if (ready >= 0) {
+      return ready;
+    }
+    if (errno != EINTR) {
+      throw system_error(Code::kInternal, "[core] ppoll", errno);
+    }
+  }
+}
 
 Event::Event() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (fd_ < 0) {
@@ -33,10 +55,8 @@ bool Event::clear() noexcept {
 
 bool futex_wait(std::atomic<std::uint32_t>& word,
                 std::uint32_t expected,
-                std::chrono::steady_clock::time_point deadline) {
-  const auto until = deadline.time_since_epoch();
-  const auto seconds = std::chrono::floor<std::chrono::seconds>(until);
-  const timespec monotonic{seconds.count(), std::chrono::nanoseconds(until - seconds).count()};
+                Clock::time_point deadline) {
+  const timespec monotonic = timespec_of(deadline.time_since_epoch());
   while (syscall(SYS_futex,
                  &word,
                  FUTEX_WAIT_BITSET,

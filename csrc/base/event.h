@@ -1,10 +1,24 @@
 #pragma once
 
+#include <poll.h>
+
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 
 namespace aiacc {
+
+/// The clock of every deadline.
+using Clock = std::chrono::steady_clock;
+
+inline Clock::duration duration_of(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+/// How many of the entries are ready: 0 at `deadline`, which may be over. A signal is neither.
+/// Throws Error(kInternal).
+int poll_until(pollfd* entries, std::size_t count, Clock::time_point deadline);
 
 /// An eventfd: the way to wake a thread that sleeps in poll(2). Any thread may set it.
 class Event {
@@ -28,7 +42,7 @@ class Event {
 /// `futex_wake` or `deadline`; false at the deadline. A signal is neither.
 bool futex_wait(std::atomic<std::uint32_t>& word,
                 std::uint32_t expected,
-                std::chrono::steady_clock::time_point deadline);
+                Clock::time_point deadline);
 
 /// Ends the sleep of one thread.
 void futex_wake(std::atomic<std::uint32_t>& word) noexcept;

@@ -1,6 +1,5 @@
 #include "csrc/base/log.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <array>
@@ -10,6 +9,7 @@
 #include <ctime>
 
 #include "csrc/base/error.h"
+#include "csrc/base/event.h"
 
 namespace aiacc {
 namespace {
@@ -22,7 +22,7 @@ std::atomic<int> current_rank{-1};
 
 /// Who reads standard error may stand still (a terminal, a collector); a rank that waited for it
 /// would be taken for frozen by the others.
-constexpr int kPatienceMs = 100;
+constexpr std::chrono::milliseconds kPatience{100};
 std::atomic<int> lost{0};
 
 std::string clock_text() {
@@ -77,7 +77,7 @@ std::string format_log_line(LogLevel level, int rank, const std::string& text) {
 LogLine::~LogLine() {
   try {
     pollfd entry{STDERR_FILENO, POLLOUT, 0};
-    if (poll(&entry, 1, kPatienceMs) == 0) {
+    if (poll_until(&entry, 1, Clock::now() + kPatience) == 0) {
       ++lost;
       return;
     }

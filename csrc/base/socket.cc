@@ -6,7 +6,6 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -53,13 +52,11 @@ std::string host_text(const sockaddr_storage& address) {
   return host.data();
 }
 
-std::string own_host_text(int fd) {
-  sockaddr_storage own{};
-  socklen_t length = sizeof own;
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) != 0) {
-    return "";
-  }
-  return host_text(own);
+/// The address of one end, which `name` (getsockname, getpeername) tells; "" if there is none.
+std::string host_of(int fd, decltype(&getsockname) name) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  return name(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 ? host_text(address) : "";
 }
 
 AddressList numeric_address(const std::string& host) {
@@ -140,34 +137,33 @@ int try_connect(const addrinfo& target, Clock::time_point deadline, int interrup
   return 0;
 }
 
-bool stays_on_this_host(int fd) {
-  sockaddr_storage own{};
-  sockaddr_storage peer{};
-  socklen_t own_length = sizeof own;
-  socklen_t peer_length = sizeof peer;
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_length) != 0 ||
-      getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_length) != 0) {
-    return false;
+msghdr message_of(const iovec* parts, int count) {
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(parts);
+  message.msg_iovlen = static_cast<std::size_t>(count);
+  return message;
+}
+
+/// What a call that does not block returns, or -1 if it would block.
+template <class Call>
+ssize_t moved_by(const Call& call, const std::string& peer) {
+  while (true) {
+    const ssize_t bytes = call();
+    if (bytes >= 0 || errno == EAGAIN || errno == EWOULDBLOCK) {
+      return bytes;
+    }
+    if (errno != EINTR) {
+      throw system_error(Code::kPeerLost, "[socket] lost " + peer, errno);
+    }
   }
-  return host_text(own) == host_text(peer);
+}
+
+bool stays_on_this_host(int fd) {
+  const std::string own = host_of(fd, &getsockname);
+  return !own.empty() && own == host_of(fd, &getpeername);
 }
 
 }  // namespace
-
-int poll_until(pollfd* entries, std::size_t count, Clock::time_point deadline) {
-  constexpr std::chrono::milliseconds kMost{60'000};
-  while (true) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-    const auto span = std::clamp(left, std::chrono::milliseconds(0), kMost);
-    const int ready = poll(entries, count, static_cast<int>(span.count()));
-    if (ready > 0 || (ready == 0 && left <= span)) {
-      return ready;
-    }
-    if (ready < 0 && errno != EINTR) {
-      throw system_error(Code::kInternal, "[socket] poll", errno);
-    }
-  }
-}
 
 Socket::Socket(int fd) : fd_(fd) {
   if (fd >= 0) {
@@ -221,41 +217,21 @@ void Socket::limit_rate(std::size_t bytes_per_s) {
   }
 }
 
-std::size_t Socket::send_some(const void* data, std::size_t bytes, const std::string& peer) {
-  while (true) {
-    const ssize_t sent = ::send(fd_, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent >= 0) {
-      return static_cast<std::size_t>(sent);
-    }
-    if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      return 0;
-    }
-    if (errno != EINTR) {
-      throw system_error(Code::kPeerLost, "[socket] lost the connection to " + peer, errno);
-    }
-  }
+std::size_t Socket::send_some(const iovec* parts, int count, const std::string& peer) {
+  const msghdr message = message_of(parts, count);
+  const ssize_t sent =
+      moved_by([&] { return sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT); }, peer);
+  return static_cast<std::size_t>(std::max<ssize_t>(sent, 0));
 }
 
-std::size_t Socket::recv_some(void* data, std::size_t bytes, const std::string& peer) {
-  if (bytes == 0) {
-    return 0;
+std::size_t Socket::recv_some(const iovec* parts, int count, const std::string& peer) {
+  msghdr message = message_of(parts, count);
+  const ssize_t got = moved_by([&] { return recvmsg(fd_, &message, MSG_DONTWAIT); }, peer);
+  if (got == 0) {
+    throw Error(Code::kPeerLost,
+                "[socket] lost " + peer + ": it closed the connection; it exited or was killed");
   }
-  while (true) {
-    const ssize_t got = ::recv(fd_, data, bytes, MSG_DONTWAIT);
-    if (got > 0) {
-      return static_cast<std::size_t>(got);
-    }
-    if (got == 0) {
-      throw Error(Code::kPeerLost,
-                  "[socket] " + peer + " closed the connection; it exited or was killed");
-    }
-    if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      return 0;
-    }
-    if (errno != EINTR) {
-      throw system_error(Code::kPeerLost, "[socket] lost the connection to " + peer, errno);
-    }
-  }
+  return static_cast<std::size_t>(std::max<ssize_t>(got, 0));
 }
 
 std::size_t Socket::unacknowledged() const noexcept {
@@ -285,21 +261,19 @@ void Socket::send_all(const void* data,
 }
 
 std::pair<std::string, int> split_address(const std::string& address) {
-  const auto colon = address.rfind(':');
-  const std::string remedy = " (expected host:port, for example 10.0.0.1:29500)";
-  if (colon == std::string::npos || colon == 0 || colon + 1 == address.size()) {
-    throw Error(Code::kInvalidArgument, "[socket] address '" + address + "'" + remedy);
-  }
+  const auto colon = std::min(address.rfind(':'), address.size());
   std::string host = address.substr(0, colon);
+  const std::string digits = address.substr(std::min(colon + 1, address.size()));
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);
   }
-  const std::string digits = address.substr(colon + 1);
-  const bool numeric = std::all_of(
-      digits.begin(), digits.end(), [](unsigned char c) { return c >= '0' && c <= '9'; });
-  const int port = numeric && digits.size() <= 5 ? std::stoi(digits) : -1;
-  if (port < 0 || port > 65535) {
-    throw Error(Code::kInvalidArgument, "[socket] address '" + address + "'" + remedy);
+  const bool numeric = !digits.empty() && digits.size() <= 5 &&
+                       digits.find_first_not_of("0123456789") == std::string::npos;
+  const int port = numeric ? std::stoi(digits) : -1;
+  if (host.empty() || port < 0 || port > 65535) {
+    throw Error(
+        Code::kInvalidArgument,
+        "[socket] address '" + address + "' (expected host:port, for example 10.0.0.1:29500)");
   }
   return {host, port};
 }
@@ -404,7 +378,7 @@ Socket Listener::accept() {
 
 bool Listener::answers(int fd) const {
   return only_.size() < 2 ||
-         std::find(only_.begin(), only_.end(), own_host_text(fd)) != only_.end();
+         std::find(only_.begin(), only_.end(), host_of(fd, &getsockname)) != only_.end();
 }
 
 bool Listener::turn_away(std::uint8_t answer) noexcept {

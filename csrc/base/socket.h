@@ -1,25 +1,16 @@
 #pragma once
 
-#include <poll.h>
+#include <sys/uio.h>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "csrc/base/event.h"
+
 namespace aiacc {
-
-using Clock = std::chrono::steady_clock;
-
-inline Clock::duration duration_of(double seconds) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
-
-/// How many of the entries are ready: 0 at `deadline`. A signal is neither. Throws
-/// Error(kInternal).
-int poll_until(pollfd* entries, std::size_t count, Clock::time_point deadline);
 
 /// Owns a connected, non-blocking TCP socket with TCP_NODELAY. Movable, closes on destruction, and
 /// in a child of fork at once.
@@ -47,8 +38,16 @@ class Socket {
 
   /// Bytes moved now, 0 if the call would block. Throw Error(kPeerLost) when the connection is
   /// gone; `peer` names it in the text. Never raise SIGPIPE.
-  std::size_t send_some(const void* data, std::size_t bytes, const std::string& peer);
-  std::size_t recv_some(void* data, std::size_t bytes, const std::string& peer);
+  std::size_t send_some(const iovec* parts, int count, const std::string& peer);
+  std::size_t send_some(const void* data, std::size_t bytes, const std::string& peer) {
+    const iovec part{const_cast<void*>(data), bytes};
+    return send_some(&part, 1, peer);
+  }
+  std::size_t recv_some(const iovec* parts, int count, const std::string& peer);
+  std::size_t recv_some(void* data, std::size_t bytes, const std::string& peer) {
+    const iovec part{data, bytes};
+    return bytes == 0 ? 0 : recv_some(&part, 1, peer);
+  }
 
   /// Bytes that were sent and that the kernel at the other end has not taken in yet.
   std::size_t unacknowledged() const noexcept;

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include "csrc/base/event.h"
+
 namespace aiacc {
 
 /// Decides whether a wait is worth spinning for before it sleeps.
@@ -14,8 +16,6 @@ namespace aiacc {
 /// One thread at a time.
 class Spin {
  public:
-  using Clock = std::chrono::steady_clock;
-
   explicit Spin(std::chrono::nanoseconds limit) : limit_(limit) {}
 
   /// Starts a wait.

@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "csrc/base/socket.h"
+#include "csrc/base/event.h"
 
 namespace aiacc {
 

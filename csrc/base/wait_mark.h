@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include "csrc/base/event.h"
+
 namespace aiacc {
 
 /// A lane that waits for other ranks.
@@ -31,8 +33,6 @@ LaneWait longest_of(const Parts& parts, WaitOf wait_of) {
 /// nothing. `sleeps` and `moves` are the lane's thread's, `get` is for any.
 class WaitMark {
  public:
-  using Clock = std::chrono::steady_clock;
-
   /// The thread has slept from `since` on, at least, and still does.
   void sleeps(Clock::time_point since, int for_rank) {
     if (since_.load(std::memory_order_relaxed) == 0) {

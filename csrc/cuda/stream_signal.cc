@@ -1,8 +1,5 @@
 #include "csrc/cuda/stream_signal.h"
 
-#include <poll.h>
-
-#include <array>
 #include <chrono>
 
 namespace aiacc {
@@ -26,11 +23,9 @@ void StreamSignal::arm(const CudaDriver& driver, CudaStream stream) {
 }
 
 void StreamSignal::wait(int interrupt, const std::function<void()>& check) {
-  std::array<pollfd, 2> events{};
-  events[0] = {reached_->fd(), POLLIN, 0};
-  events[1] = {interrupt, POLLIN, 0};
+  pollfd events[2] = {{reached_->fd(), POLLIN, 0}, {interrupt, POLLIN, 0}};
   while (true) {
-    poll(events.data(), events.size(), static_cast<int>(kLook.count()));
+    poll_until(events, 2, Clock::now() + kLook);
     if (events[0].revents != 0) {
       reached_->clear();
       return;

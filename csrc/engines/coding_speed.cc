@@ -4,7 +4,7 @@
 #include <chrono>
 #include <vector>
 
-#include "csrc/base/socket.h"
+#include "csrc/base/event.h"
 #include "csrc/engines/coded_all_reduce.h"
 #include "csrc/engines/local/local_engine.h"
 

@@ -8,7 +8,7 @@
 
 #include "csrc/base/dtype.h"
 #include "csrc/base/error.h"
-#include "csrc/base/socket.h"
+#include "csrc/base/event.h"
 #include "csrc/base/wait_mark.h"
 #include "csrc/cuda/device.h"
 #include "csrc/engines/engine_context.h"

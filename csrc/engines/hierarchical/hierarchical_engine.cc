@@ -45,8 +45,7 @@ class Watch {
 
  private:
   void run(Engine& engine, const Cancellation& interrupt, double limit_s) const {
-    const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                             std::chrono::duration<double>(limit_s));
+    const auto deadline = Clock::now() + duration_of(limit_s);
     pollfd entries[2] = {{interrupt.fd(), POLLIN, 0}, {over_.fd(), POLLIN, 0}};
     if (poll_until(entries, 2, deadline) == 0) {
       char limit[32];

@@ -122,7 +122,7 @@ void MpiChannel::finish_piece(std::size_t ticket) {
 }
 
 void MpiChannel::wait(MpiHandle& request) {
-  const auto since = WaitMark::Clock::now();
+  const auto since = Clock::now();
   wait_for_request(plugin_, &request, spin_, [&] {
     cancellation_.check();
     mark_.sleeps(since, -1);

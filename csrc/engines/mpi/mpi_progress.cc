@@ -4,13 +4,12 @@
 #include <chrono>
 #include <cstdint>
 
+#include "csrc/base/event.h"
 #include "csrc/base/thread.h"
 #include "csrc/engines/mpi/mpi_request.h"
 
 namespace aiacc {
 namespace {
-
-using SteadyClock = std::chrono::steady_clock;
 
 constexpr auto kShortestNap = std::chrono::milliseconds(1);
 constexpr auto kLongestNap = std::chrono::milliseconds(10);
@@ -51,13 +50,12 @@ void MpiProgress::stop() noexcept {
 
 void MpiProgress::run() {
   std::uint32_t seen = requests_done();
-  auto since = SteadyClock::now();
+  auto since = Clock::now();
   std::unique_lock lock(mutex_);
   while (!stopped_) {
     const bool rests = rests_;
-    const SteadyClock::duration part = (SteadyClock::now() - since) / kNapsOfAPause;
-    const auto nap =
-        rests ? kRest : std::clamp<SteadyClock::duration>(part, kShortestNap, kLongestNap);
+    const Clock::duration part = (Clock::now() - since) / kNapsOfAPause;
+    const auto nap = rests ? kRest : std::clamp<Clock::duration>(part, kShortestNap, kLongestNap);
     if (wake_.wait_for(lock, nap, [&] { return stopped_ || rests_ != rests; })) {
       continue;
     }
@@ -70,7 +68,7 @@ void MpiProgress::run() {
     calling_ = false;
     outside_.notify_all();
     const std::uint32_t over = requests_done();
-    since = over == seen ? since : SteadyClock::now();
+    since = over == seen ? since : Clock::now();
     seen = over;
   }
 }

@@ -17,8 +17,6 @@
 namespace aiacc {
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
 constexpr auto kShortestNap = std::chrono::microseconds(20);
 constexpr auto kLongestNap = std::chrono::microseconds(250);
 /// A nap lasts this fraction of the wait so far, so it delays what is waited for by no more.
@@ -77,12 +75,12 @@ void wait_for_request(const MpiPlugin& plugin,
   } while (spin.again());
   sharpen_timer();
   const Napping counted;
-  const auto start = SteadyClock::now();
+  const auto start = Clock::now();
   while (!is_done()) {
     check();
-    const SteadyClock::duration part = (SteadyClock::now() - start) / kNapsOfAWait;
-    const SteadyClock::duration most = kLongestNap * napping.load(std::memory_order_relaxed);
-    std::this_thread::sleep_for(std::clamp<SteadyClock::duration>(part, kShortestNap, most));
+    const Clock::duration part = (Clock::now() - start) / kNapsOfAWait;
+    const Clock::duration most = kLongestNap * napping.load(std::memory_order_relaxed);
+    std::this_thread::sleep_for(std::clamp<Clock::duration>(part, kShortestNap, most));
   }
 }
 
@@ -114,8 +112,7 @@ void wait_for_call(const MpiPlugin& plugin,
 int calls_under_way() noexcept { return running_calls.load(); }
 
 WaitCheck deadline_check(const char* what, double timeout_s, const WaitCheck& also) {
-  using Clock = std::chrono::steady_clock;
-  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
+  const auto deadline = Clock::now() + duration_of(timeout_s);
   return [=] {
     if (also) {
       also();

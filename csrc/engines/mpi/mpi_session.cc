@@ -1,6 +1,5 @@
 #include "csrc/engines/mpi/mpi_session.h"
 
-#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "csrc/base/error.h"
+#include "csrc/base/event.h"
 #include "csrc/base/log.h"
 #include "csrc/engines/mpi/mpi_request.h"
 
@@ -105,7 +105,7 @@ bool MpiSession::neighbour_has_ended() const {
   for (const int descriptor : neighbours_) {
     entries.push_back({descriptor, POLLIN, 0});
   }
-  return poll(entries.data(), entries.size(), 0) > 0;
+  return poll_until(entries.data(), entries.size(), {}) > 0;
 }
 
 MpiHandle MpiSession::meet() {
@@ -283,7 +283,6 @@ void MpiSession::finish() noexcept {
   if (world().broken() || calls_under_way() > 0) {
     return;  // MPI_Finalize would wait for ranks that may have died
   }
-  using Clock = std::chrono::steady_clock;
   auto next_look = Clock::now();
   auto last_moment = Clock::time_point::max();
   const auto check = [&] {

@@ -1,7 +1,5 @@
 // How the communicators of NcclEngine begin, are watched, and end.
 
-#include <poll.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -21,6 +19,8 @@ namespace {
 /// How long `abort` waits for a thread that is in NCCL, where calls do not block.
 constexpr std::chrono::seconds kPatience{1};
 
+constexpr std::chrono::microseconds kLongestPause{1000};
+
 /// Another rank's death shows as this before the control plane has found it out.
 Code code_of(NcclResult result) {
   return result == kNcclRemoteError || result == kNcclSystemError ? Code::kPeerLost : Code::kEngine;
@@ -34,20 +34,19 @@ void throw_if_failed(const NcclApi& api, NcclResult result, const char* call) {
   }
 }
 
-/// Longer and longer, up to a millisecond, unless it is cancelled.
+/// Sleeps for longer from time to time, unless it is cancelled.
 class Pause {
  public:
   explicit Pause(const Cancellation& cancellation) : cancellation_(cancellation) {}
   void operator()() {
     pollfd wait{cancellation_.fd(), POLLIN, 0};
-    const timespec span{0, next_ns_};
-    ppoll(&wait, 1, &span, nullptr);
-    next_ns_ = std::min(2 * next_ns_, 1'000'000L);
+    poll_until(&wait, 1, Clock::now() + next_);
+    next_ = std::min(2 * next_, kLongestPause);
   }
 
  private:
   const Cancellation& cancellation_;
-  long next_ns_ = 2000;
+  std::chrono::microseconds next_{2};
 };
 
 /// Waits for a rank that may be busy with something else; who abandons it, by what `mark` shows,
@@ -69,7 +68,7 @@ void receive(Socket& socket,
     } else {
       mark.sleeps(Clock::now(), from);
       pollfd wait[] = {{socket.fd(), POLLIN, 0}, {cancellation.fd(), POLLIN, 0}};
-      poll(wait, 2, -1);
+      poll_until(wait, 2, Clock::time_point::max());
     }
   }
 }

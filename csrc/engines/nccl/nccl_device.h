@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "csrc/base/socket.h"
+#include "csrc/base/event.h"
 #include "csrc/cuda/device.h"
 #include "csrc/engines/nccl/nccl_api.h"
 

@@ -13,7 +13,6 @@
 
 #include "csrc/base/error.h"
 #include "csrc/base/event.h"
-#include "csrc/base/socket.h"
 #include "csrc/control/tcp/connector.h"
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/p2p/mailbox.h"

@@ -94,7 +94,7 @@ void ShmProgress::wait_for(int rank, Step step, std::uint64_t count) {
 void ShmProgress::sleep_until(int rank, Step step, std::uint64_t count) {
   const auto& done = header(rank).done[step];
   Header& self = header(rank_);
-  const auto start = WaitMark::Clock::now();
+  const auto start = Clock::now();
   for (;;) {
     // The order matters: whoever changes what we look at afterwards rings the doorbell, so that
     // the futex finds another value than `rung` and does not sleep.
@@ -106,7 +106,7 @@ void ShmProgress::sleep_until(int rank, Step step, std::uint64_t count) {
       return;
     }
     cancellation_.check();
-    if (!futex_wait(self.doorbell, rung, WaitMark::Clock::now() + kLookEvery)) {
+    if (!futex_wait(self.doorbell, rung, Clock::now() + kLookEvery)) {
       mark_.sleeps(start, rank);
     }
   }

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "csrc/base/error.h"
-#include "csrc/base/socket.h"
+#include "csrc/base/event.h"
 #include "csrc/base/thread.h"
 
 namespace aiacc {

@@ -1,10 +1,6 @@
 #include "csrc/engines/tcp/channel.h"
 
-#include <poll.h>
-#include <sys/socket.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -17,15 +13,6 @@ namespace {
 /// A dead link is noticed so much of the limit late, at most.
 constexpr int kLooksPerLimit = 8;
 
-bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
-
-msghdr message_of(const iovec* parts, int count) {
-  msghdr message{};
-  message.msg_iov = const_cast<iovec*>(parts);
-  message.msg_iovlen = static_cast<std::size_t>(count);
-  return message;
-}
-
 std::string describe(const OpHeader& header) {
   static const char* const kKinds[] = {
       "nothing known", "all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"};
@@ -37,53 +24,11 @@ std::string describe(const OpHeader& header) {
 
 }  // namespace
 
-std::size_t Channel::send_some(const iovec* parts, int count) {
-  const msghdr message = message_of(parts, count);
-  while (true) {
-    const ssize_t sent = sendmsg(fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent >= 0) {
-      return static_cast<std::size_t>(sent);
-    }
-    if (would_block(errno)) {
-      return 0;
-    }
-    if (errno != EINTR) {
-      throw system_error(Code::kPeerLost,
-                         "[tcp] lost rank " + std::to_string(peer_) + " while sending on " + lane_,
-                         errno);
-    }
-  }
-}
-
-std::size_t Channel::recv_some(const iovec* parts, int count) {
-  msghdr message = message_of(parts, count);
-  while (true) {
-    const ssize_t got = recvmsg(fd(), &message, MSG_DONTWAIT);
-    if (got > 0) {
-      return static_cast<std::size_t>(got);
-    }
-    if (got == 0) {
-      throw Error(Code::kPeerLost,
-                  "[tcp] lost rank " + std::to_string(peer_) + " on " + lane_ +
-                      ": it closed the connection; it exited or was killed");
-    }
-    if (would_block(errno)) {
-      return 0;
-    }
-    if (errno != EINTR) {
-      throw system_error(
-          Code::kPeerLost,
-          "[tcp] lost rank " + std::to_string(peer_) + " while receiving on " + lane_,
-          errno);
-    }
-  }
-}
-
 void Channel::check_header(const OpHeader& mine, const OpHeader& theirs) const {
   if (std::memcmp(&mine, &theirs, sizeof mine) != 0) {
     throw Error(Code::kInternal,
-                "[tcp] ranks disagree on " + lane_ + ": rank " + std::to_string(peer_) + " is at " +
-                    describe(theirs) + " (expected " + describe(mine) +
+                "[tcp] ranks disagree: " + name_ + " is at " + describe(theirs) + " (expected " +
+                    describe(mine) +
                     "); all ranks must issue the same operations in the same order on a lane; this "
                     "is a bug in aiacc, please report it");
   }
@@ -99,8 +44,7 @@ void Channel::check_link() {
     char limit[32];
     std::snprintf(limit, sizeof limit, "%.3g", judge_.limit_s());
     throw Error(Code::kPeerLost,
-                "[tcp] lost rank " + std::to_string(peer_) + " on " + lane_ +
-                    ": nothing has arrived there for " + limit +
+                "[tcp] lost " + name_ + ": nothing has arrived there for " + limit +
                     " s (AIACC_PEER_TIMEOUT_S) although it has room; the link is down");
   }
 }
@@ -123,10 +67,10 @@ void wait_until_ready(
     const int ready = poll_until(entries, 3, Clock::now() + to.look_every());
     cancellation.check();
     WaitMark* const mark = from.mark();
-    if (ready != 0 && mark != nullptr) {
-      mark->moves();
-    }
     if (ready != 0) {
+      if (mark != nullptr) {
+        mark->moves();
+      }
       return;
     }
     if (mark != nullptr) {

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sys/uio.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -39,11 +37,14 @@ class Channel {
  public:
   /// `peer_timeout_s`: how long nothing may arrive at the other end of the link. `mark` is the
   /// lane's, which its channels share, or null.
-  Channel(
-      Socket socket, int peer, std::string lane, double peer_timeout_s, WaitMark* mark = nullptr)
+  Channel(Socket socket,
+          int peer,
+          const std::string& lane,
+          double peer_timeout_s,
+          WaitMark* mark = nullptr)
       : socket_(std::move(socket)),
         peer_(peer),
-        lane_(std::move(lane)),
+        name_("rank " + std::to_string(peer) + " on " + lane),
         judge_(peer_timeout_s),
         mark_(mark) {}
 
@@ -56,8 +57,12 @@ class Channel {
   void check_link();
 
   /// Bytes moved now, 0 if the call would block. Throw Error(kPeerLost) naming lane and rank.
-  std::size_t send_some(const iovec* parts, int count);
-  std::size_t recv_some(const iovec* parts, int count);
+  std::size_t send_some(const iovec* parts, int count) {
+    return socket_.send_some(parts, count, name_);
+  }
+  std::size_t recv_some(const iovec* parts, int count) {
+    return socket_.recv_some(parts, count, name_);
+  }
 
   /// Throws Error(kInternal) if the peer's operation is another one than `mine`, as it should look
   /// from there.
@@ -66,7 +71,7 @@ class Channel {
  private:
   Socket socket_;
   int peer_;
-  std::string lane_;
+  std::string name_;
   LinkJudge judge_;
   WaitMark* mark_;
 };

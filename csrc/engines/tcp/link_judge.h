@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "csrc/base/socket.h"
+#include "csrc/base/event.h"
 #include "csrc/base/tcp_info.h"
 
 namespace aiacc {

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/base/error.h"
+#include "tests/cpp/support/interruptions.h"
 
 namespace aiacc {
 namespace {
@@ -51,6 +52,7 @@ TEST_F(Log, WaitsForNobodyWhoDoesNotRead) {
   fcntl(ends[1], F_SETFL, 0);  // from now on a write would wait
   const int before = dup(STDERR_FILENO);
   dup2(ends[1], STDERR_FILENO);
+  const Interruptions signals;
   AIACC_LOG(kError) << "lost";
   std::string there(1 << 20, ' ');
   ASSERT_GT(read(ends[0], there.data(), there.size()), 0);
