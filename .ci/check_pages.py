@@ -190,7 +190,7 @@ def _extras(path: str, text: str) -> Iterator[str]:
         yield f"{path}:{number}: its extras bring no {', '.join(sorted(missing))}; name others"
     for words in (
         *(one.replace(">=", " >= ") for one in _packages("torch")),
-        "GPU lanes: torch >= 2.8",
+        "GPU lanes: torch >= 2.7",
     ):
         if words not in line[0]:
             yield f"{path}:{number}: {words!r} is not said; pyproject.toml has what is needed"

@@ -45,14 +45,12 @@ CudaDriver load_cuda_driver(const std::string& path) {
   bind(library, "cuGetErrorString", driver.error_string);
   bind(library, "cuDeviceGetCount", driver.device_count);
   bind(library, "cuDeviceGet", driver.device_get);
-  bind(library, "cuDeviceGetName", driver.device_name);
   bind(library, "cuDeviceGetPCIBusId", driver.device_pci_address);
   bind(library, "cuDeviceGetAttribute", driver.device_attribute);
   bind(library, "cuDevicePrimaryCtxRetain", driver.primary_context_retain);
   bind(library, "cuDevicePrimaryCtxRelease_v2", driver.primary_context_release);
   bind(library, "cuCtxPushCurrent_v2", driver.context_push);
   bind(library, "cuCtxPopCurrent_v2", driver.context_pop);
-  bind(library, "cuCtxGetCurrent", driver.context_current);
   bind(library, "cuCtxGetDevice", driver.context_device);
   bind(library, "cuCtxGetStreamPriorityRange", driver.stream_priority_range);
   bind(library, "cuThreadExchangeStreamCaptureMode", driver.exchange_capture_mode);
@@ -69,7 +67,6 @@ CudaDriver load_cuda_driver(const std::string& path) {
   bind(library, "cuLaunchHostFunc", driver.launch_host_function);
   bind(library, "cuMemcpyAsync", driver.copy_async);
   bind(library, "cuMemsetD8Async", driver.fill_async);
-  bind(library, "cuPointerGetAttribute", driver.pointer_attribute);
   bind(library, "cuModuleGetFunction", driver.module_get_function);
   bind(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor", driver.blocks_per_multiprocessor);
   bind(library, "cuLaunchKernel", driver.launch);

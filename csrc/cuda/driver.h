@@ -34,7 +34,6 @@ inline constexpr CudaResult kCudaCaptureUnsupported = 900;
 inline constexpr unsigned kCudaStreamNonBlocking = 1;   ///< does not wait for the legacy stream
 inline constexpr unsigned kCudaEventDisableTiming = 2;  ///< cheaper to record
 inline constexpr unsigned kCudaHostPortable = 1;        ///< pinned for every context
-inline constexpr unsigned kCudaHostMapped = 2;          ///< kernels may use its address
 
 inline constexpr unsigned kCudaWaitValueAtLeast = 0;  ///< cyclic
 
@@ -44,11 +43,6 @@ inline constexpr int kCudaCaptureRelaxed = 2;
 inline constexpr int kCudaMultiprocessors = 16;  ///< attributes of a device
 inline constexpr int kCudaCapabilityMajor = 75;
 inline constexpr int kCudaCapabilityMinor = 76;
-
-inline constexpr int kCudaPointerMemoryType = 2;  ///< attributes of a pointer
-inline constexpr int kCudaPointerDevice = 9;
-inline constexpr unsigned kCudaMemoryHost = 1;  ///< values of kCudaPointerMemoryType
-inline constexpr unsigned kCudaMemoryDevice = 2;
 
 /// Every function returns a CudaResult and acts on the context that is current in the calling
 /// thread, except where it is given another thing to act on. cuda.h documents them under the names
@@ -63,7 +57,6 @@ struct CudaDriver {
 
   CudaResult (*device_count)(int* count);
   CudaResult (*device_get)(CudaDevice* device, int ordinal);
-  CudaResult (*device_name)(char* name, int bytes, CudaDevice device);
   CudaResult (*device_pci_address)(char* address, int bytes, CudaDevice device);
   CudaResult (*device_attribute)(int* value, int attribute, CudaDevice device);
 
@@ -72,7 +65,6 @@ struct CudaDriver {
   CudaResult (*primary_context_release)(CudaDevice device);
   CudaResult (*context_push)(CudaContext context);
   CudaResult (*context_pop)(CudaContext* context);
-  CudaResult (*context_current)(CudaContext* context);
   CudaResult (*context_device)(CudaDevice* device);
   CudaResult (*stream_priority_range)(int* lowest, int* highest);
   /// Swaps the calling thread's mode; see RelaxedCapture.
@@ -100,7 +92,6 @@ struct CudaDriver {
                            unsigned char value,
                            std::size_t bytes,
                            CudaStream stream);
-  CudaResult (*pointer_attribute)(void* value, int attribute, CudaAddress pointer);
 
   CudaResult (*module_get_function)(CudaFunction* function, CudaModule module, const char* name);
   CudaResult (*blocks_per_multiprocessor)(int* blocks,

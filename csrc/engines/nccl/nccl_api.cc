@@ -12,11 +12,6 @@ void bind(const DynamicLibrary& library, const char* symbol, F*& function) {
   function = library.function<F>(symbol);
 }
 
-template <class F>
-void bind_if_there(const DynamicLibrary& library, const char* symbol, F*& function) {
-  function = reinterpret_cast<F*>(library.find(symbol));
-}
-
 DynamicLibrary open(const std::string& path) {
   try {
     return DynamicLibrary(DynamicLibrary::is_mapped(kSharedName) ? kSharedName : path);
@@ -53,12 +48,8 @@ NcclApi load_nccl(const std::string& path) {
   bind(library, "ncclCommGetAsyncError", api.comm_async_error);
   bind(library, "ncclCommRegister", api.comm_register);
   bind(library, "ncclCommDeregister", api.comm_deregister);
-  bind(library, "ncclCommWindowRegister", api.window_register);
-  bind(library, "ncclCommWindowDeregister", api.window_deregister);
   bind(library, "ncclMemAlloc", api.allocate);
   bind(library, "ncclMemFree", api.release);
-  bind(library, "ncclRedOpCreatePreMulSum", api.create_premul_sum);
-  bind(library, "ncclRedOpDestroy", api.destroy_op);
   bind(library, "ncclGetErrorString", api.error_string);
   bind(library, "ncclGetLastError", api.last_error);
   bind(library, "ncclGroupStart", api.group_start);
@@ -70,8 +61,8 @@ NcclApi load_nccl(const std::string& path) {
   bind(library, "ncclReduce", api.reduce);
   bind(library, "ncclSend", api.send);
   bind(library, "ncclRecv", api.receive);
-  bind_if_there(library, "ncclAllReduceConfig", api.all_reduce_config);
-  bind_if_there(library, "ncclCommRevoke", api.comm_revoke);
+  api.all_reduce_config =
+      reinterpret_cast<decltype(api.all_reduce_config)>(library.find("ncclAllReduceConfig"));
   library.leak();
   return api;
 }

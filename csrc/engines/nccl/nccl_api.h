@@ -14,7 +14,6 @@ namespace aiacc {
 
 using NcclResult = int;
 using NcclComm = struct NcclCommTag*;
-using NcclWindow = struct NcclWindowTag*;
 
 struct NcclUniqueId {
   char internal[128];
@@ -43,19 +42,12 @@ enum NcclDataType : int {
   kNcclFloat8e5m2 = 11,
 };
 
-/// Numbers from 5 on stand for operations that `create_premul_sum` made.
 enum NcclRedOp : int {
   kNcclSum = 0,
   kNcclProd = 1,
   kNcclMax = 2,
   kNcclMin = 3,
-  kNcclAvg = 4,
-  kNcclFirstOwnOp = 5,
 };
-
-inline constexpr int kNcclScalarHost = 1;       ///< the factor is read before the call returns
-inline constexpr int kNcclWindowSymmetric = 1;  ///< all ranks register the same offset
-inline constexpr std::size_t kNcclWindowAlignment = 4096;
 
 /// Version as ncclGetVersion tells it.
 constexpr int nccl_version_code(int major, int minor, int patch) {
@@ -63,14 +55,14 @@ constexpr int nccl_version_code(int major, int minor, int patch) {
 }
 inline constexpr int kNcclHeaderVersion =
     nccl_version_code(2, 32, 3);  ///< what this file describes
-inline constexpr int kNcclLeastVersion = nccl_version_code(2, 27, 0);
+inline constexpr int kNcclLeastVersion = nccl_version_code(2, 26, 0);
 
 inline constexpr int kNcclUndefined = INT_MIN;
 inline constexpr unsigned kNcclMagic = 0xcafebeef;
 
 /// Settings of a communicator. Libraries read as much of it as they know, so that one form serves
 /// older and newer ones; the comments name the first version that reads a member, where it is not
-/// 2.27.
+/// 2.26.
 struct NcclConfig {
   std::size_t size = sizeof(NcclConfig);
   unsigned magic = kNcclMagic;
@@ -82,11 +74,11 @@ struct NcclConfig {
   const char* net_name = nullptr;
   int split_share = kNcclUndefined;
   int traffic_class = kNcclUndefined;
-  const char* comm_name = nullptr;
-  int collnet_enable = kNcclUndefined;
-  int cta_policy = kNcclUndefined;
-  int shrink_share = kNcclUndefined;
-  int nvls_ctas = kNcclUndefined;
+  const char* comm_name = nullptr;             ///< 2.27
+  int collnet_enable = kNcclUndefined;         ///< 2.27
+  int cta_policy = kNcclUndefined;             ///< 2.27
+  int shrink_share = kNcclUndefined;           ///< 2.27
+  int nvls_ctas = kNcclUndefined;              ///< 2.27
   int channels_per_net_peer = kNcclUndefined;  ///< 2.28
   int nvlink_centric_sched = kNcclUndefined;   ///< 2.28
   int graph_usage_mode = kNcclUndefined;       ///< 2.29
@@ -139,14 +131,8 @@ struct NcclApi {
   NcclResult (*comm_async_error)(NcclComm comm, NcclResult* error);
   NcclResult (*comm_register)(NcclComm comm, void* buffer, std::size_t bytes, void** handle);
   NcclResult (*comm_deregister)(NcclComm comm, void* handle);
-  NcclResult (*window_register)(
-      NcclComm comm, void* buffer, std::size_t bytes, NcclWindow* window, int flags);
-  NcclResult (*window_deregister)(NcclComm comm, NcclWindow window);
   NcclResult (*allocate)(void** memory, std::size_t bytes);
   NcclResult (*release)(void* memory);
-  NcclResult (*create_premul_sum)(
-      NcclRedOp* op, void* scalar, NcclDataType dtype, int residence, NcclComm comm);
-  NcclResult (*destroy_op)(NcclRedOp op, NcclComm comm);
   const char* (*error_string)(NcclResult result);
   const char* (*last_error)(NcclComm comm);  ///< null is allowed
 
@@ -209,7 +195,6 @@ struct NcclApi {
                                   NcclComm comm,
                                   CudaStream stream,
                                   const NcclCollConfig* config);
-  NcclResult (*comm_revoke)(NcclComm comm, int flags);  ///< null before 2.28
 };
 
 /// Loads NCCL for good and looks its functions up: the library of that name that the process has

@@ -26,14 +26,9 @@ static_assert(kCudaNotReady == CUDA_ERROR_NOT_READY);
 static_assert(kCudaStreamNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(kCudaEventDisableTiming == CU_EVENT_DISABLE_TIMING);
 static_assert(kCudaHostPortable == CU_MEMHOSTALLOC_PORTABLE);
-static_assert(kCudaHostMapped == CU_MEMHOSTALLOC_DEVICEMAP);
 static_assert(kCudaMultiprocessors == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 static_assert(kCudaCapabilityMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 static_assert(kCudaCapabilityMinor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
-static_assert(kCudaPointerMemoryType == CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
-static_assert(kCudaPointerDevice == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
-static_assert(kCudaMemoryHost == CU_MEMORYTYPE_HOST);
-static_assert(kCudaMemoryDevice == CU_MEMORYTYPE_DEVICE);
 
 // cuda.h turns the plain names into those of the current version by macros.
 #define AIACC_TEXT_OF(name) #name

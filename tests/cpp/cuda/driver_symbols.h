@@ -8,14 +8,12 @@
   X(error_string, cuGetErrorString, "cuGetErrorString")                                            \
   X(device_count, cuDeviceGetCount, "cuDeviceGetCount")                                            \
   X(device_get, cuDeviceGet, "cuDeviceGet")                                                        \
-  X(device_name, cuDeviceGetName, "cuDeviceGetName")                                               \
   X(device_pci_address, cuDeviceGetPCIBusId, "cuDeviceGetPCIBusId")                                \
   X(device_attribute, cuDeviceGetAttribute, "cuDeviceGetAttribute")                                \
   X(primary_context_retain, cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain")                  \
   X(primary_context_release, cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2")            \
   X(context_push, cuCtxPushCurrent, "cuCtxPushCurrent_v2")                                         \
   X(context_pop, cuCtxPopCurrent, "cuCtxPopCurrent_v2")                                            \
-  X(context_current, cuCtxGetCurrent, "cuCtxGetCurrent")                                           \
   X(context_device, cuCtxGetDevice, "cuCtxGetDevice")                                              \
   X(stream_priority_range, cuCtxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange")             \
   X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode") \
@@ -32,7 +30,6 @@
   X(launch_host_function, cuLaunchHostFunc, "cuLaunchHostFunc")                                    \
   X(copy_async, cuMemcpyAsync, "cuMemcpyAsync")                                                    \
   X(fill_async, cuMemsetD8Async, "cuMemsetD8Async")                                                \
-  X(pointer_attribute, cuPointerGetAttribute, "cuPointerGetAttribute")                             \
   X(module_get_function, cuModuleGetFunction, "cuModuleGetFunction")                               \
   X(blocks_per_multiprocessor,                                                                     \
     cuOccupancyMaxActiveBlocksPerMultiprocessor,                                                   \

@@ -1,5 +1,5 @@
 // Stands for libnccl: every function returns the number of its line in the list. AIACC_VERSION,
-// from CMake, is what it says its version is; before 2.28 it lacks the newer functions.
+// from CMake, is what it says its version is; before 2.31 it lacks ncclAllReduceConfig.
 
 #include "tests/cpp/engines/nccl_symbols.h"
 
@@ -8,7 +8,7 @@
 namespace {
 enum Number {
 #define AIACC_NUMBER(member, symbol) k_##member,
-  AIACC_NCCL_SYMBOLS(AIACC_NUMBER) AIACC_NCCL_NEWER_SYMBOLS(AIACC_NUMBER)
+  AIACC_NCCL_SYMBOLS(AIACC_NUMBER) k_all_reduce_config
 };
 }  // namespace
 
@@ -17,7 +17,7 @@ enum Number {
   int symbol() { return k_##member; }
 AIACC_NCCL_SYMBOLS(AIACC_FUNCTION)
 #if AIACC_VERSION >= 23100
-AIACC_NCCL_NEWER_SYMBOLS(AIACC_FUNCTION)
+AIACC_FUNCTION(all_reduce_config, ncclAllReduceConfig)
 #endif
 
 AIACC_EXPORT int ncclGetVersion(int* version) { return *version = AIACC_VERSION, 0; }

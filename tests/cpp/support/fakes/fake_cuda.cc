@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <utility>
 
 #include "csrc/base/error.h"
@@ -248,10 +247,6 @@ void FakeCuda::fill_table() {
   driver_.device_get = [](CudaDevice* device, int ordinal) {
     return *device = ordinal, ordinal < self().devices_ ? kCudaSuccess : kCudaInvalidValue;
   };
-  driver_.device_name = [](char* name, int bytes, CudaDevice) {
-    std::strncpy(name, "fake", static_cast<std::size_t>(bytes));
-    return kCudaSuccess;
-  };
   driver_.device_pci_address = [](char* address, int bytes, CudaDevice device) {
     std::snprintf(address, static_cast<std::size_t>(bytes), "0000:%02x:00.0", device + 0x1a);
     return kCudaSuccess;
@@ -275,10 +270,6 @@ void FakeCuda::fill_table() {
     }
     *context = contexts().back();
     contexts().pop_back();
-    return kCudaSuccess;
-  };
-  driver_.context_current = [](CudaContext* context) {
-    *context = contexts().empty() ? nullptr : contexts().back();
     return kCudaSuccess;
   };
   driver_.context_device = [](CudaDevice* device) {

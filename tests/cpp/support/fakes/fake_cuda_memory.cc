@@ -246,8 +246,6 @@ void FakeCuda::fill_memory_table() {
         return self().enqueue(
             stream, [to, value, bytes] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
       };
-  // Nobody asks where memory is.
-  driver_.pointer_attribute = [](void*, int, CudaAddress) { return kCudaInvalidValue; };
 }
 
 }  // namespace aiacc
