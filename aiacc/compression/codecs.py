@@ -137,7 +137,7 @@ class MSTopK(Sparse):
 
     name: str = field(default="mstopk", init=False)
     #: ``tracked``: the search starts at the threshold of the step before. ``exact``: what it finds
-    #: is resolved to the true largest elements. ``reference``: the bisection as published.
+    #: is resolved to the true largest elements. ``reference``: the bisection as published, on CPUs.
     mode: str = "tracked"
 
     def __post_init__(self) -> None:

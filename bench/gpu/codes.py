@@ -71,8 +71,6 @@ def _selections(pairs: int, inputs: Iterator[torch.Tensor]) -> Iterator[Work]:
         run = _selection("tracked", pairs, inputs, feedback)
         yield Work(f"select, tracked, feedback {feedback}", run, moved, peers)
     yield Work("select, cold", _selection("exact", pairs, inputs), _DENSE, (_TORCH,))
-    published = _selection("reference", pairs, inputs)
-    yield Work("select, MSTopK as published", published, _DENSE, (_TORCH,))
 
     def by_torch() -> torch.Tensor:
         values = next(inputs)

@@ -21,6 +21,7 @@ struct DeviceReduction {
   DataType dtype = DataType::kFloat32;  ///< of the elements, unless `wire` says another one
   ReduceOp op = ReduceOp::kSum;
   WireFormat wire = WireFormat::kTensor;
+  std::uint32_t wire_detail = 0;          ///< of a coded one, see Coding
   Algorithm algorithm = Algorithm::kAny;  ///< a wish
 };
 

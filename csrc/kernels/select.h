@@ -14,7 +14,7 @@ struct VectorLevel;
 enum class SelectMode : std::uint8_t {
   kTracked,    ///< the choice of kExact; reads once where the threshold is near the predicted one
   kExact,      ///< the largest ones, by a histogram
-  kReference,  ///< MSTopK: 30 bisections between mean and maximum, see selection/mstopk.h
+  kReference,  ///< MSTopK as published, see selection/mstopk.h; not on GPUs
 };
 
 /// Memory that selections reuse, of one thread at a time. It grows to about 2 k + count / 64 pairs.

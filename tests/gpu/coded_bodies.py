@@ -34,7 +34,6 @@ CODECS = (
     "fp8:block=1024",
     "mstopk:density=0.01",
     "mstopk:density=0.1,mode=exact",
-    "mstopk:density=0.05,mode=reference",
 )
 POLICIES = (
     Policy(parse("int8"), least_elements=1),

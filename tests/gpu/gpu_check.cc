@@ -78,7 +78,7 @@ void check_all_selections(GpuRig& rig, Jobs& jobs, bool small) {
   const Sizes sizes = small ? Sizes{1, 127, 5000} : Sizes{1, 127, 1024, 5000, kLarge};
   for (const std::size_t count : sizes) {
     for (const std::size_t k : {std::size_t{1}, (count + 99) / 100, count}) {
-      for (const SelectMode mode : select_modes()) {
+      for (const SelectMode mode : kGpuSelectModes) {
         for (const std::size_t shift : {0, 1}) {
           for (const Feedback feedback : kFeedbacks) {
             if (count > 5000 && (shift != 0 || feedback == Feedback::kNone)) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "csrc/base/error.h"
+#include "csrc/engines/coding.h"
 
 namespace aiacc {
 namespace {
@@ -147,6 +148,11 @@ std::string nccl_refusal(const DeviceReduction& reduction, int capability, int r
     return std::string("wire format ") + name_of(reduction.wire) +
            " (expected blocks, the largest elements, or a format of 8 to 32 bits); use mstopk, or "
            "set AIACC_GPU_ENGINE=staged for it";
+  }
+  if (reduction.wire == WireFormat::kLargest && (reduction.wire_detail & Coding::kReference) != 0) {
+    return std::string("wire format ") + name_of(reduction.wire) +
+           " by mode=reference (expected tracked or exact); leave the mode out, or set "
+           "AIACC_GPU_ENGINE=staged for it";
   }
   const bool narrow =
       reduction.wire == WireFormat::kFloat8E4M3 || reduction.wire == WireFormat::kFloat8E5M2;

@@ -9,7 +9,7 @@
 namespace aiacc {
 
 /// Selections on one device, by the kernels of selection.cu: select.h for memory of the device. The
-/// pairs and every bit of the residual are those of the CPU, in every mode.
+/// pairs and every bit of the residual are those of the CPU.
 ///
 /// Threads: any. The context of the device is current in whatever thread constructs it, calls it
 /// or destroys it. The driver's table outlives it.

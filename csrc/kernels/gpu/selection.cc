@@ -37,8 +37,6 @@ std::size_t lay_out(SelectPlan& plan, std::size_t count, std::size_t k, void* wo
   plan.room = static_cast<std::uint32_t>(room);
   plan.chunks = static_cast<std::uint32_t>(chunks);
   plan.bins = layout.take<std::uint32_t>(kSelectBins);
-  plan.thresholds = layout.take<float>(std::size_t{1} << kSelectLevels);
-  plan.sums = layout.take<double>((count + kSumElements - 1) / kSumElements);
   plan.share = layout.take<SelectShare>(blocks * kWarps);
   plan.of_block = layout.take<std::uint64_t>(blocks);
   plan.next = layout.take<std::uint32_t>(chunks);
@@ -81,6 +79,7 @@ SelectPlan plan_selection(void* wire,
                 "multiple of 4; copy it into memory of its own");
   }
   AIACC_CHECK((residual == nullptr) == (residual_out == nullptr));
+  AIACC_CHECK(mode != SelectMode::kReference);
   SelectPlan plan = {};
   plan.in = in;
   plan.residual = residual;

@@ -21,11 +21,6 @@ inline constexpr std::uint32_t kSelectChunk = 128;
 inline constexpr std::uint32_t kSelectLeastSampled = 1 << 18;
 inline constexpr std::uint32_t kSelectSampled = 64;
 inline constexpr std::uint32_t kSelectBins = 4096;
-/// Halvings of MSTopK in one pass. Any number gives the same bits.
-inline constexpr int kSelectLevels = 10;
-/// Elements whose magnitudes are summed by one thread of eight, and such sums that one thread adds.
-inline constexpr std::uint32_t kSumElements = 2048;
-inline constexpr std::uint32_t kSumGroup = 1024;
 
 /// What is known of a warp's share of the elements.
 struct SelectShare {
@@ -44,7 +39,7 @@ struct SelectRange {
 };
 
 /// Ways to know what candidates have to reach, the cheapest first.
-enum class Foresight : std::uint32_t { kTrack, kSample, kPasses, kBisection };
+enum class Foresight : std::uint32_t { kTrack, kSample, kPasses };
 
 /// State of a selection, in memory of the device. All zeros, but for the track, before the first
 /// step; it belongs to one buffer, whose steps follow one another.
@@ -67,25 +62,17 @@ struct SelectState {
   SelectRange scanned;  ///< which counts there
   std::uint32_t seen;
   std::uint32_t finite;
-  std::uint32_t collected;  ///< all that reach the bracket are among the candidates
+  std::uint32_t collected;  ///< all that reach the range are among the candidates
   Scan scan;
   SelectRange range;
 
-  // The bracket, and which part of the ties is taken.
-  std::uint32_t high_bits;
-  std::uint32_t low_bits;
-  std::uint32_t above;
-  std::uint32_t reached;
+  // Which part of the ties is taken.
   std::uint32_t before_run;
   std::uint32_t run;
-
-  // MSTopK.
-  double mean;
-  double left;
-  double right;
 };
 
-/// The only argument of the kernels. select.h says what is selected, and every bit of it.
+/// The only argument of the kernels. select.h says what is selected, and every bit of it; MSTopK as
+/// published (kReference) is the CPU's alone.
 struct SelectPlan {
   const float* in;
   const float* residual;   ///< or null
@@ -108,8 +95,6 @@ struct SelectPlan {
   std::uint32_t* next;      ///< the chunk after each
   SelectShare* share;       ///< of each warp
   std::uint64_t* of_block;  ///< the pairs of its warps
-  double* sums;             ///< for kReference: a sum for each kSumElements
-  float* thresholds;        ///< for kReference: 2^kSelectLevels
 };
 
 /// Bytes of memory that a selection of so many needs beside its state. Pure.

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdint>
 
-#include "csrc/kernels/gpu/selection_bisect.h"
 #include "csrc/kernels/gpu/selection_candidates.h"
 #include "csrc/kernels/selection/random_below.h"
 
@@ -134,14 +133,6 @@ AIACC_HOST_DEVICE AIACC_NOINLINE void narrow_range(
   });
 }
 
-/// The bracket of the k-th largest alone.
-AIACC_HOST_DEVICE inline void set_exact_bracket(SelectState& s) {
-  s.low_bits = s.range.base;
-  s.high_bits = s.range.base + 1;
-  s.above = s.range.above;
-  s.reached = s.range.above + s.range.inside;
-}
-
 /// Until the range is a single magnitude.
 template <class Grid>
 AIACC_HOST_DEVICE void narrow_to_one(Grid& grid, const SelectPlan& p) {
@@ -205,15 +196,8 @@ AIACC_HOST_DEVICE AIACC_NOINLINE bool foresee(Grid& grid, const SelectPlan& p, F
     case Foresight::kPasses:
       narrow_by_passes(grid, p);
       return s.finite != 0 && s.range.above + s.range.inside <= p.room;
-    case Foresight::kBisection:
-      find_by_bisection(grid, p);
-      return s.finite != 0 && s.reached <= p.room;
   }
   return false;
-}
-
-AIACC_HOST_DEVICE inline bool is_last(Foresight way) {
-  return way == Foresight::kPasses || way == Foresight::kBisection;
 }
 
 /// The first of the ways from `way` on that says something, or the last.
@@ -221,19 +205,17 @@ template <class Grid>
 AIACC_HOST_DEVICE void foresee_from(Grid& grid, const SelectPlan& p, Foresight way) {
   SelectState& s = *p.state;
   bool says = foresee(grid, p, way);
-  while (!says && !is_last(way)) {
+  while (!says && way != Foresight::kPasses) {
     way = way == Foresight::kTrack ? Foresight::kSample : Foresight::kPasses;
     says = foresee(grid, p, way);
   }
   grid.one([&] {
     s.way = way;
     s.scans = says ? 1 : 0;
-    if (is_last(way)) {  // else it is there, and others may still read it
-      s.low = way == Foresight::kBisection ? s.low_bits : s.range.base;
+    if (way == Foresight::kPasses) {  // else it is there, and others may still read it
+      s.low = s.range.base;
     }
-    s.scanned = way == Foresight::kBisection ? SelectRange{0xffffffff, 0, 0, 0}
-                : way == Foresight::kPasses  ? s.range
-                                             : near_range(s.low);
+    s.scanned = way == Foresight::kPasses ? s.range : near_range(s.low);
   });
 }
 
@@ -251,17 +233,15 @@ AIACC_HOST_DEVICE AIACC_NOINLINE void find_in_candidates(Grid& grid, const Selec
 /// Draws which ties are taken, and ends the step in the state.
 AIACC_HOST_DEVICE inline void decide(const SelectPlan& p) {
   SelectState& s = *p.state;
-  if (p.mode != SelectMode::kReference) {
-    set_exact_bracket(s);
-  }
-  s.run = p.k - s.above;
+  const float threshold = raw_float(s.range.base);
+  s.run = p.k - s.range.above;
   s.before_run =
-      static_cast<std::uint32_t>(random_below(p.seed, std::uint64_t{s.reached - p.k} + 1));
+      static_cast<std::uint32_t>(random_below(p.seed, std::uint64_t{s.range.inside - s.run} + 1));
   const bool fell_back =
       p.mode == SelectMode::kTracked && s.scan != Scan::kHit && s.scan != Scan::kNone;
-  s.result = Selection{true, fell_back, raw_float(s.low_bits)};
+  s.result = Selection{true, fell_back, threshold};
   if (p.mode == SelectMode::kTracked) {
-    s.track = after_step(s.track, s.scan, raw_float(s.low_bits), p.k, s.seen);
+    s.track = after_step(s.track, s.scan, threshold, p.k, s.seen);
   }
 }
 
@@ -269,8 +249,7 @@ AIACC_HOST_DEVICE inline void decide(const SelectPlan& p) {
 template <class Grid>
 AIACC_HOST_DEVICE void begin_selection(Grid& grid, const SelectPlan& p) {
   begin_step(grid, p);
-  foresee_from(
-      grid, p, p.mode == SelectMode::kReference ? Foresight::kBisection : Foresight::kTrack);
+  foresee_from(grid, p, Foresight::kTrack);
 }
 
 /// The second kernel.
@@ -288,7 +267,7 @@ AIACC_HOST_DEVICE AIACC_NOINLINE void scan_again(Grid& grid, const SelectPlan& p
   scan_for_candidates<false>(grid, p);
 }
 
-/// The third kernel: finds the bracket, by other ways if need be, and takes what it holds.
+/// The third kernel: finds the k-th largest, by other ways if need be, and takes what reaches it.
 template <class Grid>
 AIACC_HOST_DEVICE void finish_selection(Grid& grid, const SelectPlan& p) {
   SelectState& s = *p.state;
@@ -296,9 +275,10 @@ AIACC_HOST_DEVICE void finish_selection(Grid& grid, const SelectPlan& p) {
     const Foresight way = s.way;
     if (s.scans != 0) {
       const SelectRange range = s.scanned;
-      narrow_range(grid, p, range, p.k, is_last(way) ? Before::kScan : Before::kRest);
+      const Before before = way == Foresight::kPasses ? Before::kScan : Before::kRest;
+      narrow_range(grid, p, range, p.k, before);
     }
-    if (s.collected != 0 || s.finite == 0 || is_last(way)) {
+    if (s.collected != 0 || s.finite == 0 || way == Foresight::kPasses) {
       break;
     }
     foresee_from(grid, p, way == Foresight::kTrack ? Foresight::kSample : Foresight::kPasses);
@@ -309,7 +289,7 @@ AIACC_HOST_DEVICE void finish_selection(Grid& grid, const SelectPlan& p) {
     settle_residual(grid, p);
     return;
   }
-  if (s.collected != 0 && s.way != Foresight::kBisection) {
+  if (s.collected != 0) {
     find_in_candidates(grid, p);
   }
   grid.one([&] { decide(p); });

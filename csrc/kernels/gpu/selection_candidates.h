@@ -61,7 +61,7 @@ AIACC_HOST_DEVICE AIACC_NOINLINE void count_candidates_in_range(Grid& grid,
 
 /// 1 for what is chosen without question, 2^32 for a tie.
 AIACC_HOST_DEVICE inline std::uint64_t pairs_of(const SelectState& s, std::uint32_t bits) {
-  return bits >= s.high_bits ? 1 : bits >= s.low_bits ? std::uint64_t{1} << 32 : 0;
+  return bits > s.range.base ? 1 : bits == s.range.base ? std::uint64_t{1} << 32 : 0;
 }
 
 /// Those of a thread's four candidates.
@@ -74,7 +74,7 @@ AIACC_HOST_DEVICE inline std::uint64_t pairs_of(const SelectState& s, const Sele
   return pairs;
 }
 
-/// Counts for every warp what of its candidates the bracket holds.
+/// Counts for every warp which of its candidates reach the range.
 template <class Grid>
 AIACC_HOST_DEVICE AIACC_NOINLINE void count_candidates(Grid& grid, const SelectPlan& p) {
   grid.blocks([&](auto& block) {

@@ -62,8 +62,8 @@ AIACC_HOST_DEVICE AIACC_NOINLINE void count_sample_in_range(Grid& grid,
 
 /// Picks of both kinds, chosen without question and ties.
 AIACC_HOST_DEVICE inline void pick_both(const SelectState& s, SelectThread& thread) {
-  thread.picked = pick(thread, s.high_bits);
-  thread.ties = pick(thread, s.low_bits) & ~thread.picked;
+  thread.picked = pick(thread, s.range.base + 1);
+  thread.ties = pick(thread, s.range.base) & ~thread.picked;
 }
 
 /// Writes down the sum of the `pairs` of a warp's threads.
@@ -111,7 +111,7 @@ AIACC_HOST_DEVICE std::uint64_t pairs_before(Block& block, Warp& warp, const Sel
   return warp.sum_before([](SelectThread& thread) -> std::uint64_t& { return thread.pairs; });
 }
 
-/// One pass that counts for every warp what the bracket holds.
+/// One pass that counts for every warp what reaches the range.
 template <class Grid>
 AIACC_HOST_DEVICE AIACC_NOINLINE void count_strips(Grid& grid, const SelectPlan& p) {
   grid.blocks([&](auto& block) {

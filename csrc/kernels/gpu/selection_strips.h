@@ -44,7 +44,6 @@ struct SelectShared {
   std::uint32_t of_warp[kWarps];
   std::uint64_t pairs[kWarps];
   std::uint64_t pairs_before;  ///< of all blocks before
-  double sums[kSelectThreads];
 };
 
 AIACC_HOST_DEVICE inline std::uint32_t magnitude_of(float value) {

@@ -1,12 +1,17 @@
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+// MSTopK as published: "Towards Scalable Distributed Training of Deep Learning on Public Cloud
+// Clusters", MLSys 2021, arXiv:2010.10458, algorithm 1. What select.h does by default is faster and
+// exact; this is what it is compared with.
 
-#include "csrc/kernels/selection/bisection.h"
+#include <cstddef>
+
 #include "csrc/kernels/selection/source.h"
 
 namespace aiacc {
+
+/// Halvings of the published algorithm.
+inline constexpr int kBisections = 30;
 
 /// Mean and maximum of the magnitudes, between which MSTopK looks for its thresholds.
 struct Magnitudes {
@@ -15,19 +20,16 @@ struct Magnitudes {
   bool finite = true;
 };
 
-/// The mean is the same on every vector level, and on GPUs: of every 2048 magnitudes eight sums in
-/// double, added in order; 1024 such sums in order; all of those in order.
+/// The mean is the same on every vector level: of every Source::kBlock magnitudes eight sums in
+/// double, added in order; all of those in order.
 Magnitudes measure_magnitudes(const Source& source);
 
-/// The bracket of `bisections` halvings of [mean, largest] around k, at most 52. Each pass over the
-/// source counts against 2^levels - 1 thresholds and so replaces `levels` halvings, 1 to 6, with
-/// the same result to the bit: bisection visits only dyadic positions, and these are they. Where
-/// more than k elements exceed every threshold, `high` is infinite; where fewer than k reach the
-/// mean, `low` is 0.
+/// The bracket of `bisections` halvings of [mean, largest] around k, at most 52. Where more than k
+/// elements exceed every threshold, `high` is infinite; where fewer than k reach the mean, `low` is
+/// 0.
 Bracket bisect(const Source& source,
                const Magnitudes& magnitudes,
                std::size_t k,
-               int bisections = kBisections,
-               int levels = 5);
+               int bisections = kBisections);
 
 }  // namespace aiacc

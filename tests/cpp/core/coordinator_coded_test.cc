@@ -342,6 +342,7 @@ TEST_P(CodedOnGpusTest, EveryCodeHasTheBitsOfHostMemory) {
     expect_bits_of_host(coding);
   }
   if (GetParam().place == Place::kStaged) {
+    expect_bits_of_host({WireFormat::kLargest, 50'000 + Coding::kReference});
     expect_bits_of_host({WireFormat::kRandom, 50'000});
   }
 }

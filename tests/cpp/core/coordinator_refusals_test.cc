@@ -222,6 +222,13 @@ TEST(CoordinatorRefusals, TensorsOnGpus) {
           r.wire = WireFormat::kRandom;
           r.wire_detail = 10'000;
         });
+    expect_refusal(Code::kUnsupported,
+                   "wire format largest by mode=reference (expected tracked or exact); leave the "
+                   "mode out, or set AIACC_GPU_ENGINE=staged for it",
+                   [](auto& r) {
+                     r.wire = WireFormat::kLargest;
+                     r.wire_detail = 10'000 + Coding::kReference;
+                   });
     expect_refusal(
         Code::kInvalidArgument, "device 1 (expected 0..0", [](auto& r) { r.device = 1; });
     const Handle handle = gpu.submit(plain, &value, &value);

@@ -77,7 +77,7 @@ TEST_F(SelectionRacesTest, BlocksThatRunAtWillGiveTheBitsOfTheCpu) {
   std::vector<std::pair<SelectionCase, Shape>> cases = {
       {{SelectMode::kTracked, kSampled, 2000}, Shape::kLayers},
       {{SelectMode::kExact, kSampled, 2000}, Shape::kGaussian}};
-  for (const SelectMode mode : select_modes()) {
+  for (const SelectMode mode : kGpuSelectModes) {
     for (const Shape shape : {Shape::kGaussian, Shape::kFewValues, Shape::kZero}) {
       cases.push_back({{mode, 20011, 200}, shape});
     }

@@ -224,7 +224,8 @@ void DeviceUnit::issue() {
   if (std::exchange(issued_, true)) {
     return;
   }
-  const DeviceReduction reduction{reduction_.dtype, reduction_.op, request_.wire, unit_.algorithm};
+  const DeviceReduction reduction{
+      reduction_.dtype, reduction_.op, request_.wire, 0, unit_.algorithm};
   if (request_.kind == OpKind::kAllreduce) {
     engine_.all_reduce(lane_, send_, recv_, unit_.elements(), reduction);
   } else if (request_.kind == OpKind::kBroadcast) {

@@ -26,7 +26,8 @@ std::string QueuedExecutor::refusal(const Request& request) const {
   }
   const ReduceOp op = request.op == ReduceOp::kAverage ? ReduceOp::kSum : request.op;
   for (std::size_t i = 0; i < request.tensors(); ++i) {
-    std::string refusal = engine_.refusal({request.tensor(i).dtype, op, request.wire});
+    std::string refusal =
+        engine_.refusal({request.tensor(i).dtype, op, request.wire, request.wire_detail});
     if (!refusal.empty()) {
       return refusal;
     }

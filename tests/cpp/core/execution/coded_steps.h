@@ -132,9 +132,7 @@ inline std::vector<Coding> block_codings() {
           {WireFormat::kFloat8Blocks, 1024}};
 }
 inline std::vector<Coding> largest_codings() {
-  return {{WireFormat::kLargest, 10'000},
-          {WireFormat::kLargest, 100'000 + Coding::kExact},
-          {WireFormat::kLargest, 50'000 + Coding::kReference}};
+  return {{WireFormat::kLargest, 10'000}, {WireFormat::kLargest, 100'000 + Coding::kExact}};
 }
 
 }  // namespace aiacc

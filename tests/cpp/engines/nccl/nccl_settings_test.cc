@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "csrc/engines/coding.h"
 #include "tests/cpp/support/errors.h"
 
 namespace aiacc {
@@ -71,6 +72,10 @@ TEST(NcclSettings, CodesOfBlocksAndTheLargest) {
     reduction.wire = wire;
     EXPECT_EQ("", nccl_refusal(reduction, 7));
   }
+  reduction.wire_detail = 10'000 + Coding::kExact;
+  EXPECT_EQ("", nccl_refusal(reduction, 7));
+  reduction.wire_detail = 10'000 + Coding::kReference;
+  expect_parts(nccl_refusal(reduction, 9), {"largest by mode=reference", "expected tracked"});
   reduction.wire = WireFormat::kRandom;
   EXPECT_NE("", nccl_refusal(reduction, 9));
 }

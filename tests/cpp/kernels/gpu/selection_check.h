@@ -19,6 +19,9 @@ namespace aiacc {
 enum class Feedback { kNone, kInPlace, kMoves };
 inline constexpr Feedback kFeedbacks[] = {Feedback::kNone, Feedback::kInPlace, Feedback::kMoves};
 
+/// What the kernels have.
+inline constexpr SelectMode kGpuSelectModes[] = {SelectMode::kTracked, SelectMode::kExact};
+
 struct SelectionCase {
   SelectMode mode;
   std::size_t count;

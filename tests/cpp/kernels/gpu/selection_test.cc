@@ -84,7 +84,7 @@ TEST_P(GpuSelectionModesTest, WhatIsNotFiniteIsNamedAndLeavesResidualAndTrack) {
 
 INSTANTIATE_TEST_SUITE_P(Modes,
                          GpuSelectionModesTest,
-                         testing::ValuesIn(select_modes()),
+                         testing::ValuesIn(kGpuSelectModes),
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
 TEST_F(GpuSelectionTest, UnderFeedbackTheTrackHitsAsTheCpus) {
@@ -129,7 +129,7 @@ TEST_F(GpuSelectionTest, ASampleThatMisleadsChangesNothing) {
       const bool is_seen = i / 128 % kSelectSampled == 0;
       in[i] *= is_seen == sees_large ? 1024.0F : 1.0F;
     }
-    for (const SelectMode mode : {SelectMode::kExact, SelectMode::kTracked}) {
+    for (const SelectMode mode : kGpuSelectModes) {
       for (const std::size_t k : {kSampled / 1000, kSampled / 30}) {
         SelectionOfBoth both(rig_, {mode, kSampled, k, Feedback::kInPlace});
         EXPECT_EQ("", both.step(in, twin_)) << sees_large;
