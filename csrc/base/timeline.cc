@@ -82,7 +82,7 @@ void check_is_file(const std::string& path) {
 /// The array of events in a file, which it closes.
 class EventFile {
  public:
-  explicit EventFile(int file) : file_(file) {}
+  explicit EventFile(int descriptor) : file_(descriptor) {}
   EventFile(const EventFile&) = delete;
   EventFile& operator=(const EventFile&) = delete;
   ~EventFile() {
@@ -90,6 +90,8 @@ class EventFile {
       ::close(file_);
     }
   }
+
+  int descriptor() const { return file_; }
 
   /// Returns 0, or errno's value: then the file has ended with as many whole events as there was
   /// room for, and there must be no further call.
@@ -207,8 +209,7 @@ class Timeline::Writer {
   Writer(std::shared_ptr<Queue> queue, std::uint64_t file, std::string path, int rank)
       : queue_(std::move(queue)), file_(file), path_(std::move(path)), rank_(rank) {}
 
-  void run(int descriptor) {
-    EventFile output(descriptor);
+  void run(EventFile& output) {
     int error = output.append(first_event(rank_));
     std::vector<Event> batch;
     bool last = false;
@@ -331,42 +332,30 @@ void Timeline::start(const std::string& path, bool mark_rounds) {
   check_is_file(path);
   // Opening a FIFO that nobody reads would wait for a reader; writing to one may wait. What it has
   // stays until the timeline that is on has ended, which may be written to it by another name.
-  const int file = open(name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
+  const auto file = std::make_shared<EventFile>(
+      open(name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644));
   struct stat opened{};
-  if (file < 0 || fstat(file, &opened) != 0) {
-    const int error = errno;
-    if (file >= 0) {
-      close(file);
-    }
-    throw system_error(Code::kInvalidArgument, "[timeline] cannot write '" + name + "'", error);
+  if (file->descriptor() < 0 || fstat(file->descriptor(), &opened) != 0) {
+    throw system_error(Code::kInvalidArgument, "[timeline] cannot write '" + name + "'", errno);
   }
+  mark_rounds_.store(mark_rounds);
   if (on() && opened.st_dev == device_ && opened.st_ino == inode_) {
-    close(file);
-    mark_rounds_.store(mark_rounds);
     return;
   }
-  fcntl(file, F_SETFL, O_WRONLY);
+  fcntl(file->descriptor(), F_SETFL, O_WRONLY);
   end();
-  if (S_ISREG(opened.st_mode) && ftruncate(file, 0) != 0) {
-    const int error = errno;
-    close(file);
-    throw system_error(Code::kInvalidArgument, "[timeline] cannot empty '" + name + "'", error);
+  if (S_ISREG(opened.st_mode) && ftruncate(file->descriptor(), 0) != 0) {
+    throw system_error(Code::kInvalidArgument, "[timeline] cannot empty '" + name + "'", errno);
   }
   path_ = name;
   device_ = opened.st_dev;
   inode_ = opened.st_ino;
-  mark_rounds_.store(mark_rounds);
-  try {
-    // Threads that saw the last one on may have recorded after its end.
-    const std::lock_guard lock(queue_->mutex);
-    queue_->begin_file();
-    const auto writer = std::make_shared<Writer>(queue_, queue_->file, name, rank_);
-    writer_ = start_thread("aiacc timeline", [writer, file] { writer->run(file); });
-    queue_->on.store(true);
-  } catch (...) {
-    close(file);
-    throw;
-  }
+  // Threads that saw the last one on may have recorded after its end.
+  const std::lock_guard lock(queue_->mutex);
+  queue_->begin_file();
+  const auto writer = std::make_shared<Writer>(queue_, queue_->file, name, rank_);
+  writer_ = start_thread("aiacc timeline", [writer, file] { writer->run(*file); });
+  queue_->on.store(true);
 }
 
 void Timeline::stop() {
