@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,13 @@ class Connector;
 
 /// A number for every rank of an engine: bytes, or elements.
 using PerRank = std::vector<std::size_t>;
+
+/// Where each rank's part begins when they follow one another.
+inline PerRank offsets_of(const PerRank& lengths) {
+  PerRank offsets(lengths.size(), 0);
+  std::partial_sum(lengths.begin(), lengths.end() - 1, offsets.begin() + 1);
+  return offsets;
+}
 
 /// What an engine of either kind is given to come up. Everything here is equal on all ranks except
 /// `rank`, `device` and `nccl_in_use`.

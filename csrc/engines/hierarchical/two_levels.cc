@@ -31,12 +31,6 @@ class Column : public CrossHostReduce {
   const int lane_;
 };
 
-PerRank starts_of(const PerRank& lengths) {
-  PerRank starts(lengths.size(), 0);
-  std::partial_sum(lengths.begin(), lengths.end() - 1, starts.begin() + 1);
-  return starts;
-}
-
 /// Elements of each of `totals` in the block of `most` that begins at `from`.
 PerRank block_of(const PerRank& totals, std::size_t from, std::size_t most) {
   PerRank lengths;
@@ -159,7 +153,7 @@ void HierarchicalEngine::gather(int lane,
                                 const std::byte* send,
                                 std::byte* recv,
                                 const PerRank& bytes_of) {
-  const PerRank starts = starts_of(bytes_of);
+  const PerRank starts = offsets_of(bytes_of);
   const std::size_t longest = *std::max_element(bytes_of.begin(), bytes_of.end());
   const std::vector<int> column = layout_.column(local());
   std::vector<std::byte>& arrived = scratch(lane).column;
@@ -167,7 +161,7 @@ void HierarchicalEngine::gather(int lane,
   for (std::size_t from = 0; from < longest; from += step(1)) {
     const PerRank lengths = block_of(bytes_of, from, step(1));
     const PerRank mine = at(lengths, column);
-    const PerRank places = starts_of(mine);
+    const PerRank places = offsets_of(mine);
     grow(arrived, places.back() + mine.back());
     const std::size_t begin = std::min(from, bytes_of[static_cast<std::size_t>(rank_)]);
     between_->all_gather(lane, send + begin, arrived.data(), mine);
@@ -190,14 +184,14 @@ void HierarchicalEngine::scatter(int lane,
                                  const PerRank& counts,
                                  const Reduction& reduction) {
   const std::size_t element = size_of(reduction.dtype);
-  const PerRank starts = starts_of(counts);
+  const PerRank starts = offsets_of(counts);
   const std::size_t longest = *std::max_element(counts.begin(), counts.end());
   const std::vector<int> column = layout_.column(local());
   Scratch& memory = scratch(lane);
   for (std::size_t from = 0; from < longest; from += step(element)) {
     const PerRank lengths = block_of(counts, from, step(element));
     const PerRank mine = at(lengths, column);
-    const PerRank places = starts_of(mine);
+    const PerRank places = offsets_of(mine);
     grow(memory.column, (places.back() + mine.back()) * element);
     for (int number = 0; number < layout_.hosts(); ++number) {
       const std::vector<int>& there = layout_.ranks_on(number);

@@ -1,10 +1,8 @@
 #include "csrc/engines/mpi/mpi_channel.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <numeric>
 
 #include "csrc/base/error.h"
 #include "csrc/engines/mpi/mpi_request.h"
@@ -14,12 +12,6 @@ namespace aiacc {
 namespace {
 
 constexpr std::size_t kCacheLine = 64;
-
-std::vector<std::size_t> offsets_of(const std::vector<std::size_t>& lengths) {
-  std::vector<std::size_t> offsets(lengths.size(), 0);
-  std::partial_sum(lengths.begin(), lengths.end() - 1, offsets.begin() + 1);
-  return offsets;
-}
 
 /// What lies between `from` and `from` + `step` of `total`.
 int length_between(std::size_t total, std::size_t from, std::size_t step) {
@@ -35,7 +27,7 @@ MpiChannel::MpiChannel(MpiCommunicator& communicator,
     : communicator_(communicator),
       plugin_(communicator.plugin()),
       lane_(lane),
-      spin_(std::chrono::nanoseconds(static_cast<std::int64_t>(spin_us * 1e3))),
+      spin_(duration_of(spin_us * 1e-6)),
       cancellation_(cancellation) {}
 
 MpiChannel::~MpiChannel() {
@@ -164,7 +156,7 @@ void MpiChannel::broadcast(void* buffer, std::size_t bytes, int root) {
 }
 
 void MpiChannel::all_gather(const void* send, void* recv, const PerRank& bytes_of) {
-  const std::vector<std::size_t> starts = offsets_of(bytes_of);
+  const PerRank starts = offsets_of(bytes_of);
   auto* base = static_cast<std::byte*>(recv);
   const std::size_t step = lane_.staging_bytes / bytes_of.size();
   const std::size_t longest = *std::max_element(bytes_of.begin(), bytes_of.end());
@@ -212,7 +204,7 @@ void MpiChannel::reduce_scatter(const void* send,
                                 const Reduction& reduction) {
   const auto& [dtype, op, factor] = reduction;
   const std::size_t element = size_of(dtype);
-  const std::vector<std::size_t> starts = offsets_of(counts);
+  const PerRank starts = offsets_of(counts);
   const std::size_t longest = *std::max_element(counts.begin(), counts.end());
   const std::size_t half = lane_.staging_bytes / 2 / kCacheLine * kCacheLine;
   const std::size_t step = half / counts.size() / element;
@@ -254,8 +246,8 @@ void MpiChannel::all_to_all(const void* send,
                             void* recv,
                             const PerRank& send_bytes,
                             const PerRank& recv_bytes) {
-  const std::vector<std::size_t> sources = offsets_of(send_bytes);
-  const std::vector<std::size_t> targets = offsets_of(recv_bytes);
+  const PerRank sources = offsets_of(send_bytes);
+  const PerRank targets = offsets_of(recv_bytes);
   const std::size_t longest = maximum_of_all(send_bytes);
   const std::size_t half = lane_.staging_bytes / 2;
   const std::size_t step = half / send_bytes.size();

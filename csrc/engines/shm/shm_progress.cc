@@ -46,7 +46,7 @@ ShmProgress::ShmProgress(std::vector<void*> headers,
                          const Cancellation& cancellation)
     : headers_(std::move(headers)),
       rank_(rank),
-      spin_(std::chrono::nanoseconds(static_cast<std::int64_t>(spin_us * 1e3))),
+      spin_(duration_of(spin_us * 1e-6)),
       cancellation_(cancellation) {}
 
 ShmProgress::Header& ShmProgress::header(int rank) const {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <string>
 
 #include "csrc/engines/shm/shm_channel.h"
@@ -18,12 +17,6 @@ constexpr std::size_t kCacheLine = 64;
 /// one overlaps with waiting for another.
 constexpr std::size_t kMinBlocks = 4;
 constexpr std::size_t kMinShareBytes = std::size_t{16} << 10;
-
-std::vector<std::size_t> offsets_of(const std::vector<std::size_t>& lengths) {
-  std::vector<std::size_t> offsets(lengths.size(), 0);
-  std::partial_sum(lengths.begin(), lengths.end() - 1, offsets.begin() + 1);
-  return offsets;
-}
 
 /// What block `index` holds of `total` units in shares of `share`.
 std::size_t length_in_block(std::size_t total, std::size_t share, std::uint64_t index) {
@@ -47,7 +40,7 @@ void ShmChannel::reduce_scatter(const void* send,
                                 const Reduction& reduction) {
   const auto& [dtype, op, factor] = reduction;
   const std::size_t element = size_of(dtype);
-  const std::vector<std::size_t> offsets = offsets_of(counts);
+  const PerRank offsets = offsets_of(counts);
   const std::size_t longest = *std::max_element(counts.begin(), counts.end());
   const std::size_t share = share_bytes(longest * element) / element;
   const std::uint64_t blocks = (longest + share - 1) / share;
@@ -135,8 +128,8 @@ void ShmChannel::all_to_all(const void* send,
                             const PerRank& recv_bytes) {
   cancellation_.check();
   const std::size_t longest = longest_piece(send_bytes, recv_bytes);
-  const std::vector<std::size_t> sources = offsets_of(send_bytes);
-  const std::vector<std::size_t> targets = offsets_of(recv_bytes);
+  const PerRank sources = offsets_of(send_bytes);
+  const PerRank targets = offsets_of(recv_bytes);
   const std::size_t share = share_bytes(longest);
   const std::uint64_t blocks = size() > 1 ? (longest + share - 1) / share : 0;
   const std::uint64_t first = blocks_;

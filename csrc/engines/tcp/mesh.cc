@@ -1,7 +1,6 @@
 #include "csrc/engines/tcp/mesh.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -49,7 +48,7 @@ Mesh::Mesh(int rank,
       power_(largest_power_of_two(size)),
       channels_(std::move(channels)),
       cancellation_(cancellation),
-      spin_(std::chrono::nanoseconds(static_cast<long long>(spin_us * 1e3))) {}
+      spin_(duration_of(spin_us * 1e-6)) {}
 
 void Mesh::all_reduce(const void* send, void* recv, std::size_t count, const Reduction& reduction) {
   begin(OpHeader::kAllReduce, count * size_of(reduction.dtype));

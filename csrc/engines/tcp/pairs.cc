@@ -1,21 +1,10 @@
 #include "csrc/engines/tcp/pairs.h"
 
-#include <chrono>
-#include <numeric>
 #include <utility>
 
 #include "csrc/engines/tcp/exchange.h"
 
 namespace aiacc {
-namespace {
-
-std::vector<std::size_t> offsets_of(const std::vector<std::size_t>& bytes) {
-  std::vector<std::size_t> offsets(bytes.size(), 0);
-  std::partial_sum(bytes.begin(), bytes.end() - 1, offsets.begin() + 1);
-  return offsets;
-}
-
-}  // namespace
 
 Pairs::Pairs(int rank,
              int size,
@@ -26,14 +15,14 @@ Pairs::Pairs(int rank,
       size_(static_cast<std::size_t>(size)),
       channels_(std::move(channels)),
       cancellation_(cancellation),
-      spin_(std::chrono::nanoseconds(static_cast<long long>(spin_us * 1e3))) {}
+      spin_(duration_of(spin_us * 1e-6)) {}
 
 void Pairs::all_to_all(const void* send,
                        void* recv,
                        const PerRank& send_bytes,
                        const PerRank& recv_bytes) {
-  const std::vector<std::size_t> sources = offsets_of(send_bytes);
-  const std::vector<std::size_t> targets = offsets_of(recv_bytes);
+  const PerRank sources = offsets_of(send_bytes);
+  const PerRank targets = offsets_of(recv_bytes);
   const auto* from = static_cast<const char*>(send);
   auto* to = static_cast<char*>(recv);
   LocalCopy own(to + targets[rank_], from + sources[rank_], send_bytes[rank_]);

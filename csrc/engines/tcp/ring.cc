@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 namespace aiacc {
 namespace {
@@ -96,11 +95,8 @@ void Ring::broadcast(void* buffer, std::size_t bytes, int root) {
 }
 
 void Ring::all_gather(const void* send, void* recv, const PerRank& bytes_of) {
-  std::vector<std::size_t> offsets(bytes_of.size() + 1, 0);
-  for (std::size_t i = 0; i < bytes_of.size(); ++i) {
-    offsets[i + 1] = offsets[i] + bytes_of[i];
-  }
-  RingSchedule& schedule = begin(OpHeader::kAllGather, offsets.back());
+  const PerRank offsets = offsets_of(bytes_of);
+  RingSchedule& schedule = begin(OpHeader::kAllGather, offsets.back() + bytes_of.back());
   auto* target = static_cast<char*>(recv);
   for (int step = 0; step < size_ - 1; ++step) {
     const auto mine = static_cast<std::size_t>(wrap(rank_ - step));
@@ -123,8 +119,7 @@ void Ring::reduce_scatter(const void* send,
                           const Reduction& reduction) {
   const std::size_t element = size_of(reduction.dtype);
   const auto ranks = static_cast<std::size_t>(size_);
-  std::vector<std::size_t> offsets(ranks, 0);
-  std::partial_sum(counts.begin(), counts.end() - 1, offsets.begin() + 1);
+  const PerRank offsets = offsets_of(counts);
   const std::size_t longest = *std::max_element(counts.begin(), counts.end());
   const std::size_t block = std::max<std::size_t>(1, kBlockBytes / element / ranks);
   const auto* source = static_cast<const char*>(send);
