@@ -80,7 +80,7 @@ constexpr bool is_float8(WireFormat wire) {
 
 constexpr bool is_coded(WireFormat wire) { return wire >= WireFormat::kInt8Blocks; }
 
-/// Of the elements that travel, and are combined, unless they are 8-bit floats.
+/// The dtype of the elements that travel and are combined, unless they are 8-bit floats.
 constexpr DataType dtype_on_wire(DataType dtype, WireFormat wire) {
   return wire == WireFormat::kFloat16    ? DataType::kFloat16
          : wire == WireFormat::kBFloat16 ? DataType::kBFloat16

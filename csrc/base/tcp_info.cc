@@ -12,7 +12,7 @@
 namespace aiacc {
 namespace {
 
-/// Of tcpi_snd_wnd, which headers of kernels before 5.4 do not have. Fields only ever follow.
+/// Where tcpi_snd_wnd is, which headers of kernels before 5.4 do not have: fields only ever follow.
 constexpr std::size_t kWindowAt = 228;
 
 /// As much of the structure as the running kernel fills in; the rest is zero.

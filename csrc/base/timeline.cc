@@ -27,7 +27,7 @@ std::int64_t microseconds(Clock::time_point time) {
   return std::chrono::floor<std::chrono::microseconds>(time.time_since_epoch()).count();
 }
 
-/// Of this host, since it came up; "" if the system does not tell.
+/// What tells this host, since it came up, from all others; "" if the system does not say.
 std::string boot_id() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;

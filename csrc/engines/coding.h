@@ -33,7 +33,7 @@ struct Coding {
   /// Elements that travel of so many.
   std::size_t selected(std::size_t count) const;
   SelectMode mode() const;
-  /// Of what is not in blocks, without flags.
+  /// The density of what is not in blocks.
   std::uint32_t millionths() const { return detail & ~(kExact | kReference | kUnbiased); }
   /// How many times as large as tensors in 8 bits those may be that travel together: units are
   /// counted in bytes on the wire.

@@ -98,7 +98,7 @@ class Engine {
     return false;
   }
 
-  /// Of so many ranks a coded all-reduce in blocks on a numbered lane connects every two, where
+  /// Among how many ranks a coded all-reduce in blocks on a numbered lane connects every two, where
   /// `ranks` take part. Equal on all of them.
   virtual int exchanging(int ranks) const { return ranks; }
 

@@ -5,7 +5,7 @@
 
 namespace aiacc {
 
-/// Of aiacc.optim.LARS, whose docstrings say what they mean.
+/// The options of aiacc.optim.LARS, whose docstrings say what they mean.
 struct LarsOptions {
   double lr = 0;
   double momentum = 0;

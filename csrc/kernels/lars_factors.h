@@ -10,7 +10,7 @@
 
 namespace aiacc {
 
-/// Of a tensor, by the sums of the squares of its weights and of its gradient.
+/// The ratio of a tensor, by the sums of the squares of its weights and of its gradient.
 AIACC_HOST_DEVICE inline double lars_ratio(double weight_squares,
                                            double gradient_squares,
                                            const LarsOptions& options) {

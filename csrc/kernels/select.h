@@ -41,9 +41,9 @@ std::size_t selected_count(std::size_t count, double density);
 /// any address, in the order of their indices, which differ. What is left stays in the residual:
 /// t[i], and 0 where t[i] was chosen. Without feedback of the error `residual` is null.
 ///
-/// Of equal magnitudes at the threshold (kReference: of those between its two thresholds) a
-/// contiguous run is taken, at a place that `seed` decides. The same arguments give the same bits
-/// on every processor.
+/// Where magnitudes at the threshold are equal (kReference: between its two thresholds), a
+/// contiguous run of them is taken, at a place that `seed` decides. The same arguments give the
+/// same bits on every processor.
 ///
 /// If any t[i] is NaN or infinite, the residual and `track` stay as they are, the first such
 /// element is among the pairs, so that every rank sees it, and the others are zeros. So the

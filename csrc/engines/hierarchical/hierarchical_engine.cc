@@ -23,7 +23,7 @@
 namespace aiacc {
 namespace {
 
-/// Of a block of several hosts.
+/// Bounds for a slot, which holds a block, where there are several hosts.
 constexpr std::size_t kMinSlotBytes = std::size_t{256} << 10;
 constexpr std::size_t kMaxSlotBytes = std::size_t{4} << 20;
 /// Large enough for the network.

@@ -62,7 +62,7 @@ class HierarchicalEngine : public Engine {
                   void* recv,
                   std::size_t count,
                   const Reduction& reduction) override;
-  /// Of several hosts none: their blocks are as large as a unit, and would not overlap.
+  /// There are none on several hosts: their blocks are as large as a unit, and would not overlap.
   SharedSlots slots(int lane) const override;
   void all_reduce_moved(int lane,
                         std::size_t count,

@@ -12,11 +12,11 @@ namespace aiacc {
 /// host and one for every column. Pure.
 class SplitIds {
  public:
-  /// Of the engine of all `ranks` of the job, from `base` on.
+  /// The ids of the engine of all `ranks` of the job begin with `base`.
   SplitIds(std::size_t ranks, std::uint32_t base)
       : first_(base), count_(static_cast<std::uint32_t>(2 * ranks + 1)), base_(base) {}
 
-  /// Of a part; all parts of one job have other numbers `split_id`.
+  /// The ids of a part; all parts of one job have other numbers `split_id`.
   SplitIds part(std::uint32_t split_id) const {
     const std::uint32_t numbers = std::numeric_limits<std::uint32_t>::max() - base_;
     AIACC_CHECK(split_id < numbers / count_ - 2);

@@ -13,7 +13,7 @@
 namespace aiacc {
 namespace {
 
-/// Of a gather or scatter, over all hosts together and for one of them.
+/// The most that a block of a gather or scatter has, over all hosts together and for one of them.
 constexpr std::size_t kBlockBytes = std::size_t{8} << 20;
 constexpr std::size_t kHostBlockBytes = std::size_t{1} << 20;
 
@@ -50,7 +50,7 @@ PerRank at(const PerRank& values, const std::vector<int>& ranks) {
   return some;
 }
 
-/// Of a rank among `ranks`, which ascend.
+/// The place of a rank among `ranks`, which ascend.
 std::size_t index_of(const std::vector<int>& ranks, int rank) {
   return static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) -
                                   ranks.begin());

@@ -75,9 +75,9 @@ void receive(Socket& socket,
 
 }  // namespace
 
-/// Of one communicator for each lane, made by the first member and passed on along a tree, once
-/// every member has sent word up that it has come: a communicator has a deadline to come up, a rank
-/// that is busy has none.
+/// The ids of one communicator for each lane. The first member makes them, and they are passed on
+/// along a tree once every member has sent word up that it has come: a communicator has a deadline
+/// to come up, a rank that is busy has none.
 std::vector<NcclUniqueId> NcclEngine::agree_on_ids() {
   std::vector<NcclUniqueId> ids(static_cast<std::size_t>(lanes()));
   const std::size_t bytes = ids.size() * sizeof(NcclUniqueId);

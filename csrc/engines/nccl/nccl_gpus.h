@@ -13,8 +13,8 @@ struct NcclGpus {
   bool may_share = false;  ///< NCCL has been told that ranks may share a GPU, and can do it
 };
 
-/// Of this process. Asks the driver and the environment, never another rank. Throws nothing: what
-/// is wrong with the driver is said by nccl_viability.
+/// The GPUs of this process. Asks the driver and the environment, never another rank. Throws
+/// nothing: what is wrong with the driver is said by nccl_viability.
 NcclGpus nccl_gpus();
 
 }  // namespace aiacc

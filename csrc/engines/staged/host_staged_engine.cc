@@ -73,8 +73,8 @@ void HostStagedEngine::check() {
   own_->check();
 }
 
-/// Of the parts of an operation the one that moved last. An operation begins when the one before it
-/// on its lane is over, so all parts at work for a lane are of one.
+/// The wait of that part of an operation which moved last. An operation begins when the one before
+/// it on its lane is over, so all parts at work for a lane are of one.
 LaneWait HostStagedEngine::waits(int lane) const {
   std::optional<LaneWait> least;
   for (std::size_t used = 0; used < served_.size(); ++used) {

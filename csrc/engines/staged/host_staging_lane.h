@@ -74,7 +74,7 @@ class HostStagingLane {
     std::size_t capacity = 0;
     Mark drained;  ///< where the last copy back has left it
   };
-  /// Of one GPU. Slots take turns.
+  /// What one GPU has here. Its slots take turns.
   struct Way {
     std::shared_ptr<Device> device;
     CudaStream in = nullptr;

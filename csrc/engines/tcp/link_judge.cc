@@ -5,7 +5,7 @@
 namespace aiacc {
 namespace {
 
-/// Of the limit: an answer may take so long.
+/// The part of the limit that an answer may take.
 constexpr double kAnswer = 1.0 / 8;
 
 }  // namespace

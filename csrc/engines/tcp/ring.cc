@@ -6,7 +6,7 @@
 namespace aiacc {
 namespace {
 
-// Of a reduce-scatter, over all parts together.
+// The most that a block of a reduce-scatter has, over all parts together.
 constexpr std::size_t kBlockBytes = std::size_t{8} * 1024 * 1024;
 
 }  // namespace

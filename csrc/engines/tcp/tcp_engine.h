@@ -81,7 +81,7 @@ class TcpEngine : public Engine {
   Ring& ring(int lane) { return *rings_[static_cast<std::size_t>(lane)]; }
   Channel channel(Socket socket, int peer, int lane, std::string name);
   ChannelSpec spec(int peer, ChannelKind kind, int lane, bool connect) const;
-  /// Of a lane.
+  /// Those of a lane, which the first call connects.
   Pairs& pairs(int lane);
 
   const EngineContext context_;

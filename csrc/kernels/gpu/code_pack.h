@@ -37,8 +37,9 @@ AIACC_HOST_DEVICE std::uint32_t gather_bytes(const std::uint32_t (&from)[4]) {
       choose_bytes(from[0], from[1], kPair), choose_bytes(from[2], from[3], kPair), 0x5410);
 }
 
-// Of each format: `nearest` and `by_chance` give four codes as bytes, of which a packed format has
-// the lower halves; `values` what such codes stand for. kDrawn: the bits of a draw that count.
+// What each format has: `nearest` and `by_chance` give four codes as bytes, of which a packed
+// format has the lower halves; `values` what such codes stand for. kDrawn: the bits of a draw that
+// count.
 
 template <class Format>
 struct CodePack;

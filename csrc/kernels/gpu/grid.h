@@ -16,7 +16,7 @@
 
 namespace aiacc {
 
-// Of counters that threads share: what was there before, where it matters.
+// Changes of counters that threads share; they return what was there before, where it matters.
 AIACC_HOST_DEVICE inline std::uint32_t add_to(std::uint32_t& counter, std::uint32_t more) {
 #ifdef __CUDA_ARCH__
   return atomicAdd(&counter, more);

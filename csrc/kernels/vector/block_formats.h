@@ -83,9 +83,9 @@ class Draws {
   std::uint32_t second_key_;
 };
 
-// Of each format: `nearest` and `by_chance` give the code of x, which is at most the largest number
-// of the format, save for the last bits; `value` what a code stands for; `extend` the code of which
-// the low bits are known.
+// What each format has: `nearest` and `by_chance` give the code of x, which is at most the largest
+// number of the format, save for the last bits; `value` what a code stands for; `extend` the code
+// of which the low bits are known.
 
 /// Integers from -kMost to kMost.
 template <int kMost>

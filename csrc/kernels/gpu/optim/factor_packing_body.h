@@ -90,9 +90,9 @@ class TileWalk {
       column_ = row_;
     }
   }
-  /// Of the matrix in the stack.
+  /// Which matrix of the stack it is in.
   AIACC_HOST_DEVICE std::uint32_t number() const { return number_; }
-  /// Of the first element in the matrix.
+  /// Where its first element is in the matrix.
   AIACC_HOST_DEVICE std::uint32_t row() const { return row_ * kFactorTile; }
   AIACC_HOST_DEVICE std::uint32_t column() const { return column_ * kFactorTile; }
 

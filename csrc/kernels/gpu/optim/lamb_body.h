@@ -34,7 +34,8 @@ struct LambCorrections {
   float root_factor;
 };
 
-/// Of Adam's bias, after so many steps: 1 - beta^steps without a difference of near numbers.
+/// What corrects Adam's bias after so many steps: 1 - beta^steps without a difference of near
+/// numbers.
 AIACC_HOST_DEVICE inline LambCorrections lamb_corrections(double steps,
                                                           double log_beta1,
                                                           double log_beta2) {
@@ -42,7 +43,7 @@ AIACC_HOST_DEVICE inline LambCorrections lamb_corrections(double steps,
           static_cast<float>(1 / std::sqrt(-std::expm1(steps * log_beta2)))};
 }
 
-/// Of a tensor, by the sums of the squares of its weights and of its update.
+/// The ratio of a tensor, by the sums of the squares of its weights and of its update.
 AIACC_HOST_DEVICE inline double lamb_ratio(const SquareSums& sums, const LambOptions& options) {
   double ratio = 1;
   if (sums.weights > 0 && sums.change > 0) {

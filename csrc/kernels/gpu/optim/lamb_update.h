@@ -8,7 +8,7 @@
 
 namespace aiacc {
 
-/// Of aiacc.optim.LAMB, whose docstrings say what they mean.
+/// The options of aiacc.optim.LAMB, whose docstrings say what they mean.
 struct LambOptions {
   double lr = 0;
   double beta1 = 0;

@@ -20,8 +20,8 @@ inline constexpr std::uint32_t kOptimChunk = kOptimThreads * kOptimPacks * 4;
 /// Blocks of a launch: more than any GPU runs at a time, so that the memory for sums has a bound.
 inline constexpr std::uint32_t kMostOptimBlocks = 4096;
 
-/// Of what a tensor's ratio follows from, in double: of 8 elements of a thread in float, so that
-/// magnitudes above 1e18 are infinite, as they are for torch's norms.
+/// What a tensor's ratio follows from, summed in double. 8 elements of a thread are summed in
+/// float, so that magnitudes above 1e18 are infinite, as they are for torch's norms.
 struct SquareSums {
   double weights;
   double change;  ///< LARS: gradient
