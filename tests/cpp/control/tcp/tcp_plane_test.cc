@@ -281,7 +281,7 @@ TEST_P(TcpPlaneFailureTest, EverySurvivorLearnsTheSameReason) {
 }
 
 const Misdeed kMisdeeds[] = {
-    {"Closes", [](RawPeer& peer) { peer.close(); }, "the connection"},
+    {"Closes", [](RawPeer& peer) { peer.close(); }, "lost rank"},
     {"SendsGarbage", [](RawPeer& peer) { peer.send(Bytes(100, 0x47)); }, "not aiacc's protocol"},
     {"SendsAnAbsurdLength",
      [](RawPeer& peer) {
