@@ -275,11 +275,8 @@ void Negotiator::take_request(SharedRequest&& shared, RoundOutcome& outcome) {
     const std::vector<std::int64_t>& told = shared.request->numbers;
     const std::vector<int> others = std::move(waiting.formed);
     waiting.formed.clear();
-    std::set_union(others.begin(),
-                   others.end(),
-                   told.begin(),
-                   told.end(),
-                   std::back_inserter(waiting.formed));
+    std::set_union(
+        others.begin(), others.end(), told.begin(), told.end(), std::back_inserter(waiting.formed));
   }
   const auto equal = std::find_if(waiting.requests.begin(),
                                   waiting.requests.end(),
@@ -295,45 +292,6 @@ void Negotiator::take_request(SharedRequest&& shared, RoundOutcome& outcome) {
     }
   }
   touched_.push_back(key);
-}
-
-void Negotiator::take_text(const SharedRequest& text) {
-  const Key key{text.id.process_set, text.id.name};
-  const auto waiting = waiting_.find(key);
-  if (waiting == waiting_.end()) {
-    return;  // its process set was removed meanwhile
-  }
-  for (SharedRequest& shared : waiting->second.requests) {
-    if (shared.id == text.id) {
-      if (shared.request != nullptr) {
-        check_names(*shared.request, *text.request);
-      }
-      shared.request = text.request;
-      shared.told = true;
-      touched_.push_back(key);
-    }
-  }
-}
-
-void Negotiator::take_join(int rank) {
-  joined_.join(rank);
-  absence_came_ = true;
-  // Nothing that this rank has to take part in itself may wait for its bit any more.
-  for (const ResponseCache::Slot slot : cache_.select([&](const Request& cached) {
-         return !joinable(cached) && sets_.index_of(cached.process_set, rank) >= 0;
-       })) {
-    free_slot(slot);
-  }
-}
-
-/// Nothing in the set may wait for these ranks' bits any more.
-void Negotiator::take_leave(std::uint32_t id, const RankSet& ranks) {
-  leaving_[id].add(ranks);
-  absence_came_ = true;
-  for (const ResponseCache::Slot slot :
-       cache_.select([&](const Request& cached) { return cached.process_set == id; })) {
-    free_slot(slot);
-  }
 }
 
 void Negotiator::give_slot(const SharedRequest& shared, const SharedPlacement& devices) {

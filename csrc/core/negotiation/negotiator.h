@@ -51,20 +51,18 @@ struct RoundOutcome {
 ///
 /// A replicated state machine. The first submission of a name travels as two digests, of the name
 /// and of everything else that must be equal. Once every member of its process set has sent them,
-/// all ranks take the same decision: fail it, or make it ready and give the name a slot. The request
-/// itself follows in the next round, from the lowest rank that has it, where digests are not enough:
-/// to say in what requests differ, and what a rank that has joined gives zeros for. Later
-/// submissions with the same signature are one bit in that slot; a different signature frees the
-/// slot everywhere and starts over. A rank outside a slot's process set always sets the bit, so one
-/// AND serves all sets; so does a rank that has joined, for what it can answer with zeros. Equal
-/// requests of several ranks are one, here and in the message: the cost of a round and of what waits
-/// grows with the tensors, not with ranks x tensors. What is too much for one round (kRoundBudget)
-/// comes in the next.
-/// A process set that is formed, not added, waits for its own members alone, though all ranks take
-/// it into their tables; and it is gone when all members have left it. What waits in it for one
-/// that has left fails.
-/// Pure: no threads, no clock, no I/O. Requests passed to `submit` must stay alive until their
-/// ticket comes back.
+/// all ranks take the same decision: fail it, or make it ready and give the name a slot. The
+/// request itself follows in the next round, from the lowest rank that has it, where digests are
+/// not enough: to say in what requests differ, and what a rank that has joined gives zeros for.
+/// Later submissions with the same signature are one bit in that slot; a different signature frees
+/// the slot everywhere and starts over. A rank outside a slot's process set always sets the bit, so
+/// one AND serves all sets; so does a rank that has joined, for what it can answer with zeros.
+/// Equal requests of several ranks are one, here and in the message: the cost of a round and of
+/// what waits grows with the tensors, not with ranks x tensors. What is too much for one round
+/// (kRoundBudget) comes in the next. A process set that is formed, not added, waits for its own
+/// members alone, though all ranks take it into their tables; and it is gone when all members have
+/// left it. What waits in it for one that has left fails. Pure: no threads, no clock, no I/O.
+/// Requests passed to `submit` must stay alive until their ticket comes back.
 class Negotiator {
  public:
   /// About the cache see ResponseCache.

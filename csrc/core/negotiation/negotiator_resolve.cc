@@ -26,6 +26,43 @@ bool equal_rows(const std::vector<SharedRequest>& requests) {
 
 }  // namespace
 
+/// From now on all ranks know the request.
+void Negotiator::take_text(const SharedRequest& text) {
+  const Key key{text.id.process_set, text.id.name};
+  const auto waiting = waiting_.find(key);
+  if (waiting == waiting_.end()) {
+    return;  // its process set was removed meanwhile
+  }
+  for (SharedRequest& shared : waiting->second.requests) {
+    if (shared.id == text.id) {
+      shared.request = text.request;
+      shared.told = true;
+      touched_.push_back(key);
+    }
+  }
+}
+
+void Negotiator::take_join(int rank) {
+  joined_.join(rank);
+  absence_came_ = true;
+  // Nothing that this rank has to take part in itself may wait for its bit any more.
+  for (const ResponseCache::Slot slot : cache_.select([&](const Request& cached) {
+         return !joinable(cached) && sets_.index_of(cached.process_set, rank) >= 0;
+       })) {
+    free_slot(slot);
+  }
+}
+
+/// Nothing in the set may wait for these ranks' bits any more.
+void Negotiator::take_leave(std::uint32_t id, const RankSet& ranks) {
+  leaving_[id].add(ranks);
+  absence_came_ = true;
+  for (const ResponseCache::Slot slot :
+       cache_.select([&](const Request& cached) { return cached.process_set == id; })) {
+    free_slot(slot);
+  }
+}
+
 /// Only when all requests of the round are in: what lost its slot comes again from all its ranks at
 /// once, and is complete only with all of them.
 void Negotiator::settle_all(RoundOutcome& outcome) {

@@ -13,7 +13,8 @@
 
 namespace aiacc {
 
-/// Cache of negotiated requests: digest of a name -> slot, so that a repeated submission is one bit.
+/// Cache of negotiated requests: digest of a name -> slot, so that a repeated submission is one
+/// bit.
 ///
 /// A replicated table: every rank applies the same calls in the same order, so slot numbers agree
 /// without a message. A name may have a slot in every process set.

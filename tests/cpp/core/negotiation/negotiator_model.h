@@ -86,10 +86,10 @@ class NegotiatorModel {
     std::uint64_t ticket = 0;
   };
   struct Rank {
-    std::vector<Submission> fresh;      ///< travels as a request in the next round
-    std::map<Slot, Submission> bits;    ///< travels as a bit in each round
-    std::map<Key, Submission> sent;  ///< waits for others
-    std::set<Key> pending;              ///< all of these
+    std::vector<Submission> fresh;    ///< travels as a request in the next round
+    std::map<Slot, Submission> bits;  ///< travels as a bit in each round
+    std::map<Key, Submission> sent;   ///< waits for others
+    std::set<Key> pending;            ///< all of these
   };
   /// Equal requests of one round. It counts where the last of its ranks has submitted it.
   struct Arrival {
@@ -309,7 +309,9 @@ class NegotiatorModel {
     if (differ.size() == 1 && !some_absent) {
       return true;
     }
-    const auto text = [&](std::size_t i) { return text_from(differ[i].first, differ[i].second).key; };
+    const auto text = [&](std::size_t i) {
+      return text_from(differ[i].first, differ[i].second).key;
+    };
     const auto is_told = [&](std::size_t i) {
       return changes_sets(differ[i].second.kind) || texts_[key].count(text(i)) == 1;
     };
@@ -483,9 +485,9 @@ class NegotiatorModel {
   ProcessSetTable sets_;
   std::uint32_t last_set_ = 0;
   std::map<Key, Requests, ByDigest> waiting_;
-  std::map<Key, std::set<std::string>> texts_;             ///< texts that have travelled
-  std::map<std::string, std::pair<Key, int>> owed_;        ///< those that a rank is to tell next
-  std::vector<Key> touched_;  ///< in this round, the last one last
+  std::map<Key, std::set<std::string>> texts_;       ///< texts that have travelled
+  std::map<std::string, std::pair<Key, int>> owed_;  ///< those that a rank is to tell next
+  std::vector<Key> touched_;                         ///< in this round, the last one last
   std::set<int> joined_;
   int last_joined_ = -1;
   std::map<std::uint32_t, std::set<int>> left_;  ///< by set

@@ -132,7 +132,8 @@ TEST_P(NegotiatorBudgetTest, WhatDoesNotFitIntoARoundComesInTheNextAtOnce) {
   EXPECT_EQ(urgent_rounds(), std::size_t{kMany});
   EXPECT_GE(rounds_, 2U);
   submit([&](int i, int rank) { ranks_.submit(rank, numbered(i)); });
-  EXPECT_LT(ranks_.begin_round()[0].size(), kMany / 8U + 100U) << "names that were cut have slots, too";
+  EXPECT_LT(ranks_.begin_round()[0].size(), kMany / 8U + 100U)
+      << "names that were cut have slots, too";
   EXPECT_EQ(ranks_.finish_round()[0].ready.size(), std::size_t{kMany});
 }
 

@@ -165,7 +165,8 @@ TEST(RoundEntries, WhatIsTooLargeForARoundTravelsAlone) {
   combine_rounds(both, encoded(told));
   const RoundMessage first = decoded(both);
   EXPECT_TRUE(first.cut);
-  EXPECT_EQ(first.requests.size() + first.texts.size(), told.texts[1].key < told.texts[0].key ? 2U : 1U);
+  EXPECT_EQ(first.requests.size() + first.texts.size(),
+            told.texts[1].key < told.texts[0].key ? 2U : 1U);
   RoundMessage alone;
   alone.texts = {told.texts[0]};
   EXPECT_EQ(decoded(encoded(alone)).texts.at(0).request->tensors(), group.tensors());
@@ -218,9 +219,9 @@ TEST(RequestCodec, BothPartsArrive) {
     Writer writer(part);
     encode_part(own_part(request), writer);
     EXPECT_EQ(part.size(), part_bytes(own_part(request)));
-    const Request arrived = with_part(
-        request_of(text_of(request)),
-        decode_part({reinterpret_cast<const char*>(part.data()), part.size()}));
+    const Request arrived =
+        with_part(request_of(text_of(request)),
+                  decode_part({reinterpret_cast<const char*>(part.data()), part.size()}));
     EXPECT_TRUE(same_signature(request, arrived)) << i;
     EXPECT_EQ(request.name, arrived.name);
     EXPECT_EQ(request.device, arrived.device);

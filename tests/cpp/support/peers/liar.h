@@ -167,8 +167,9 @@ class Liar {
       senders.shares[0].ranks = RankSet(sender);
       shared.senders = std::make_shared<Senders>(senders);
     } else if (shared.request != nullptr) {
-      shared = SharedRequest(
-          changed(shared.of(shared.senders->first())), sender, static_cast<std::uint32_t>(below(4)));
+      shared = SharedRequest(changed(shared.of(shared.senders->first())),
+                             sender,
+                             static_cast<std::uint32_t>(below(4)));
     } else {
       shared.key[1 + below(shared.key.size() - 1)] ^= static_cast<char>(1U << below(8));
     }
