@@ -19,7 +19,6 @@
 #include "csrc/control/tcp/tcp_plane.h"
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/gate.h"
-#include "tests/cpp/support/in_process_plane.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tcp_world.h"
 
@@ -62,26 +61,17 @@ class ControlPlaneTest : public testing::TestWithParam<WorldSetting> {
   template <class Body>
   void with_planes(Body body) {
     const NoMemory no_memory(GetParam().transport == Transport::kNoMemory);
-    const auto hub = std::make_shared<InProcessHub>(size());
-    std::unique_ptr<TcpWorld> world;
-    if (GetParam().transport != Transport::kInProcess) {
-      world = std::make_unique<TcpWorld>(size());
-    }
+    TcpWorld world(size());
     run_as_ranks(size(), [&](int rank, RankThreads& rank_threads) {
-      std::unique_ptr<ControlPlane> plane;
-      if (world != nullptr) {
-        TcpPlaneOptions options;
-        options.peer_timeout_s = 1000;  // A wake-up that is missed is a hang, not a delay.
-        options.host_of = hosts_of(GetParam().transport, size());
-        plane = std::make_unique<TcpPlane>(&world->connector(rank), options);
-      } else {
-        plane = std::make_unique<InProcessPlane>(hub, rank);
-      }
+      TcpPlaneOptions options;
+      options.peer_timeout_s = 1000;  // A wake-up that is missed is a hang, not a delay.
+      options.host_of = hosts_of(GetParam().transport, size());
+      TcpPlane plane(&world.connector(rank), options);
       const auto guard =
-          rank_threads.on_failure([&](const Status& status) { plane->interrupt(status); });
-      plane->has_share(true);  // whoever starts a round wakes it
-      body(rank, *plane);
-      plane->abort({Code::kShutdown, "rank " + std::to_string(rank) + " is done"});
+          rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
+      plane.has_share(true);  // whoever starts a round wakes it
+      body(rank, plane);
+      plane.abort({Code::kShutdown, "rank " + std::to_string(rank) + " is done"});
     });
   }
 
@@ -287,13 +277,10 @@ TEST_P(ControlPlaneTest, AnAbortFloodsAllRanksWithItsReason) {
 
 INSTANTIATE_TEST_SUITE_P(Alone,
                          ControlPlaneTest,
-                         testing::Values(WorldSetting{1, Transport::kInProcess},
-                                         WorldSetting{1, Transport::kTcp}),
+                         testing::Values(WorldSetting{1, Transport::kTcp}),
                          setting_name);
 
-const auto kTogether = testing::Values(WorldSetting{2, Transport::kInProcess},
-                                       WorldSetting{7, Transport::kInProcess},
-                                       WorldSetting{2, Transport::kTcp},
+const auto kTogether = testing::Values(WorldSetting{2, Transport::kTcp},
                                        WorldSetting{3, Transport::kTcp},
                                        WorldSetting{4, Transport::kTcp},
                                        WorldSetting{5, Transport::kTcp},

@@ -237,12 +237,12 @@ TEST_P(CodedTest, WhileARankHasJoinedNothingIsCoded) {
 
 INSTANTIATE_TEST_SUITE_P(Beds,
                          CodedTest,
-                         testing::Values(CodedBed{Place::kHost, {2, Transport::kInProcess}},
+                         testing::Values(CodedBed{Place::kHost, {2, Transport::kFake}},
                                          CodedBed{Place::kHost, {2, Transport::kTcp}},
                                          CodedBed{Place::kHost, {3, Transport::kTcp}},
                                          CodedBed{Place::kStaged, {2, Transport::kTcp}},
-                                         CodedBed{Place::kNccl, {2, Transport::kInProcess}},
-                                         CodedBed{Place::kNccl, {3, Transport::kInProcess}}),
+                                         CodedBed{Place::kNccl, {2, Transport::kFake}},
+                                         CodedBed{Place::kNccl, {3, Transport::kFake}}),
                          name_of_bed);
 
 /// Nothing travels in shared memory, in a job of one rank, and in a set of one rank of several:
@@ -378,8 +378,8 @@ INSTANTIATE_TEST_SUITE_P(Nccl, CodedOverNcclTest, over_nccl, name_of_bed);
 INSTANTIATE_TEST_SUITE_P(Nccl, CodedOnGpusTest, over_nccl, name_of_bed);
 INSTANTIATE_TEST_SUITE_P(Staged,
                          CodedOnGpusTest,
-                         testing::Values(CodedBed{Place::kStaged, {1, Transport::kInProcess}},
-                                         CodedBed{Place::kStaged, {2, Transport::kInProcess}},
+                         testing::Values(CodedBed{Place::kStaged, {1, Transport::kFake}},
+                                         CodedBed{Place::kStaged, {2, Transport::kFake}},
                                          CodedBed{Place::kStaged, {3, Transport::kTcp}}),
                          name_of_bed);
 

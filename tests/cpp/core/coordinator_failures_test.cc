@@ -53,8 +53,8 @@ TEST_P(CoordinatorFailuresTest, ShutdownFailsWhatIsOutstandingOnEveryRank) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds,
                          CoordinatorFailuresTest,
-                         testing::Values(WorldSetting{2, Transport::kInProcess},
-                                         WorldSetting{5, Transport::kInProcess},
+                         testing::Values(WorldSetting{2, Transport::kFake},
+                                         WorldSetting{5, Transport::kFake},
                                          WorldSetting{2, Transport::kHost},
                                          WorldSetting{3, Transport::kTcp},
                                          WorldSetting{5, Transport::kHosts}),
@@ -148,7 +148,7 @@ TEST(CoordinatorFailures, NameTheRankThatReportsThem) {
 TEST(CoordinatorCycles, StartsAndStopsTwoHundredTimes) {
   for (int i = 0; i < 200; ++i) {
     CoordinatorWorld world;
-    world.transport = i % 2 == 0 ? Transport::kInProcess : Transport::kTcp;
+    world.transport = i % 2 == 0 ? Transport::kFake : Transport::kTcp;
     with_coordinators(world, [&](int, RankParts& parts) {
       if (i % 3 != 0) {
         EXPECT_EQ(sum(*parts.coordinator, "x", 1), 2.0F);
@@ -214,7 +214,7 @@ TEST(StallFile, KeepsNobodyThoughItCannotBeWritten) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds,
                          StallTest,
-                         testing::Values(WorldSetting{3, Transport::kInProcess},
+                         testing::Values(WorldSetting{3, Transport::kFake},
                                          WorldSetting{3, Transport::kTcp}),
                          setting_name);
 

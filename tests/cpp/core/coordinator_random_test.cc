@@ -331,7 +331,7 @@ class RankRun {
 struct Bed {
   const char* name;
   int size;
-  Transport transport = Transport::kInProcess;
+  Transport transport = Transport::kFake;
   Place place = Place::kHost;
   int gpus_each = 0;
   std::vector<int> hosts = {};  ///< of the ranks: sockets between them, shared memory inside
@@ -361,7 +361,7 @@ CoordinatorWorld world_of(const Bed& bed, NcclWorld& gpus, std::uint32_t seed) {
       EngineContext context = gpus.context(rank, 3);
       context.host_of = bed.hosts;
       HostEngineFactory between;
-      if (bed.transport != Transport::kInProcess) {
+      if (bed.transport != Transport::kFake) {
         between = [](const EngineContext& job) { return std::make_unique<TcpEngine>(job); };
       }
       return create_hierarchical_device_engine(gpus.engine(rank, 2), context, between);
@@ -467,25 +467,25 @@ TEST_P(CoordinatorRandomTest, EveryProgramEndsWithTheRightResults) {
 INSTANTIATE_TEST_SUITE_P(
     Beds,
     CoordinatorRandomTest,
-    testing::Values(Bed{"InProcess1", 1},
-                    Bed{"InProcess2", 2},
-                    Bed{"InProcess4", 4},
-                    Bed{"InProcess7", 7},
+    testing::Values(Bed{"Fake1", 1},
+                    Bed{"Fake2", 2},
+                    Bed{"Fake4", 4},
+                    Bed{"Fake7", 7},
                     Bed{"Host2", 2, Transport::kHost},
                     Bed{"Tcp4", 4, Transport::kTcp},
                     Bed{"Hosts7", 7, Transport::kHosts},
                     Bed{"SharedMemory3", 3, Transport::kHost, Place::kHost, 0, {0, 0, 0}},
                     Bed{"Hosts4", 4, Transport::kHosts, Place::kHost, 0, {0, 0, 1, 1}},
-                    Bed{"Staged2", 2, Transport::kInProcess, Place::kStaged, 1},
+                    Bed{"Staged2", 2, Transport::kFake, Place::kStaged, 1},
                     Bed{"Staged3", 3, Transport::kTcp, Place::kStaged, 1},
-                    Bed{"StagedTwoGpus2", 2, Transport::kInProcess, Place::kStaged, 2},
-                    Bed{"Nccl1", 1, Transport::kInProcess, Place::kNccl, 1},
-                    Bed{"Nccl2", 2, Transport::kInProcess, Place::kNccl, 1},
-                    Bed{"Nccl4", 4, Transport::kInProcess, Place::kNccl, 1},
-                    Bed{"NcclOneOrder3", 3, Transport::kInProcess, Place::kNccl, 1, {}, true},
-                    Bed{"NcclTwoGpus2", 2, Transport::kInProcess, Place::kNccl, 2},
-                    Bed{"NcclTwoGpus3", 3, Transport::kInProcess, Place::kNccl, 2, {}, true},
-                    Bed{"NcclHosts4", 4, Transport::kInProcess, Place::kNccl, 1, {0, 0, 1, 1}},
+                    Bed{"StagedTwoGpus2", 2, Transport::kFake, Place::kStaged, 2},
+                    Bed{"Nccl1", 1, Transport::kFake, Place::kNccl, 1},
+                    Bed{"Nccl2", 2, Transport::kFake, Place::kNccl, 1},
+                    Bed{"Nccl4", 4, Transport::kFake, Place::kNccl, 1},
+                    Bed{"NcclOneOrder3", 3, Transport::kFake, Place::kNccl, 1, {}, true},
+                    Bed{"NcclTwoGpus2", 2, Transport::kFake, Place::kNccl, 2},
+                    Bed{"NcclTwoGpus3", 3, Transport::kFake, Place::kNccl, 2, {}, true},
+                    Bed{"NcclHosts4", 4, Transport::kFake, Place::kNccl, 1, {0, 0, 1, 1}},
                     Bed{"NcclHostsTcp3", 3, Transport::kTcp, Place::kNccl, 1, {0, 0, 1}}),
     [](const auto& test) { return std::string(test.param.name); });
 

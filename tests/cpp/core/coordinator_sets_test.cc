@@ -108,8 +108,8 @@ TEST_P(ProcessSetsTest, WhoHasLeftIsNotWaitedFor) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds,
                          ProcessSetsTest,
-                         testing::Values(WorldSetting{3, Transport::kInProcess},
-                                         WorldSetting{4, Transport::kInProcess},
+                         testing::Values(WorldSetting{3, Transport::kFake},
+                                         WorldSetting{4, Transport::kFake},
                                          WorldSetting{3, Transport::kHost},
                                          WorldSetting{4, Transport::kTcp},
                                          WorldSetting{6, Transport::kHosts}),

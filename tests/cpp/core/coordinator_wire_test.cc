@@ -97,8 +97,8 @@ TEST_P(CoordinatorWireTest, HalfTheBytesTravelInHalfTheUnits) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds,
                          CoordinatorWireTest,
-                         testing::Values(WorldSetting{1, Transport::kInProcess},
-                                         WorldSetting{2, Transport::kInProcess},
+                         testing::Values(WorldSetting{1, Transport::kFake},
+                                         WorldSetting{2, Transport::kFake},
                                          WorldSetting{1, Transport::kTcp},
                                          WorldSetting{2, Transport::kTcp},
                                          WorldSetting{3, Transport::kTcp},

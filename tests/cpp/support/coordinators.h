@@ -18,9 +18,9 @@
 
 namespace aiacc {
 
-/// Of the control plane: between threads; every rank a host of its own; all ranks on one host; on
-/// two hosts in turn; on one host that has no memory to share.
-enum class Transport { kInProcess, kTcp, kHost, kHosts, kNoMemory };
+/// Where ranks are: on one host, with an engine that only tests have; every rank on a host of its
+/// own; all on one host; on two hosts in turn; on one host that has no memory to share.
+enum class Transport { kFake, kTcp, kHost, kHosts, kNoMemory };
 
 /// As TcpPlaneOptions::host_of.
 inline std::vector<int> hosts_of(Transport transport, int size) {
@@ -39,14 +39,14 @@ struct WorldSetting {
 
 /// "Tcp4"
 inline std::string setting_name(const testing::TestParamInfo<WorldSetting>& test) {
-  const char* names[] = {"InProcess", "Tcp", "Host", "Hosts", "NoMemory"};
+  const char* names[] = {"Fake", "Tcp", "Host", "Hosts", "NoMemory"};
   return names[static_cast<int>(test.param.transport)] + std::to_string(test.param.size);
 }
 
 /// What `with_coordinators` sets up.
 struct CoordinatorWorld {
   int size = 2;
-  Transport transport = Transport::kInProcess;
+  Transport transport = Transport::kFake;
   int lanes = 2;
   CoordinatorOptions options;
   /// Makes a rank's engine for tensors on GPUs, if there shall be one.
@@ -54,7 +54,7 @@ struct CoordinatorWorld {
   /// Hook of the fake engine: rank, lane, bytes.
   std::function<void(int, int, std::size_t)> before;
   /// Makes a rank's engine in place of the usual one, unless it gives null; the context is null
-  /// between threads.
+  /// where that is the tests' own.
   std::function<std::unique_ptr<Engine>(int, EngineContext*, std::shared_ptr<FakeHub>)> make_engine;
   double peer_timeout_s = 5;  ///< of the engine
 

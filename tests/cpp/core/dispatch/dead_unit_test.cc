@@ -282,7 +282,7 @@ const auto name_of_world = [](const auto& test) { return std::string(test.param.
 INSTANTIATE_TEST_SUITE_P(
     Hosts,
     DeadUnitTest,
-    testing::Values(Watched{"InProcess", Place::kHost, {}, Transport::kInProcess},
+    testing::Values(Watched{"Fake", Place::kHost, {}, Transport::kFake},
                     Watched{"Tcp", Place::kHost, {}},
                     Watched{"HierarchicalBetweenHosts", Place::kHost, {0, 0, 1}},
                     Watched{"HierarchicalInsideAHost", Place::kHost, {0, 1, 1}},
@@ -293,10 +293,10 @@ INSTANTIATE_TEST_SUITE_P(
     name_of_world);
 
 const auto over_nccl = testing::Values(
-    Watched{"Nccl", Place::kNccl, {}, Transport::kInProcess},
-    Watched{"Hierarchical", Place::kNccl, {0, 1, 1}, Transport::kInProcess},
-    Watched{"HostLanes", Place::kNccl, {0, 1, 2}, Transport::kInProcess, true},
-    Watched{"HostLanesAndNccl", Place::kNccl, {0, 1, 1}, Transport::kInProcess, true});
+    Watched{"Nccl", Place::kNccl, {}, Transport::kFake},
+    Watched{"Hierarchical", Place::kNccl, {0, 1, 1}, Transport::kFake},
+    Watched{"HostLanes", Place::kNccl, {0, 1, 2}, Transport::kFake, true},
+    Watched{"HostLanesAndNccl", Place::kNccl, {0, 1, 1}, Transport::kFake, true});
 INSTANTIATE_TEST_SUITE_P(Gpus, DeadUnitTest, over_nccl, name_of_world);
 
 /// Several times the limit of those who wait.

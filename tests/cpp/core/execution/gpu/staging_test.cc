@@ -65,8 +65,8 @@ TEST_P(StagingTest, ABrokenDeviceIsAnErrorAndNoHang) { check_broken_device(1000)
 
 INSTANTIATE_TEST_SUITE_P(Worlds,
                          StagingTest,
-                         testing::Values(WorldSetting{1, Transport::kInProcess},
-                                         WorldSetting{2, Transport::kInProcess},
+                         testing::Values(WorldSetting{1, Transport::kFake},
+                                         WorldSetting{2, Transport::kFake},
                                          WorldSetting{2, Transport::kTcp},
                                          WorldSetting{3, Transport::kTcp}),
                          setting_name);
