@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "csrc/base/log.h"
-#include "csrc/control/tcp/tcp_plane.h"
+#include "csrc/control/control_plane.h"
 #include "csrc/engines/nccl/nccl_settings.h"
 #include "csrc/engines/registry.h"
 #include "csrc/planning/unit_size.h"
@@ -178,13 +178,13 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
                                              config.connect_timeout_s);
     context.connector = connector_.get();
   }
-  TcpPlaneOptions plane;
+  ControlPlaneOptions plane;
   plane.peer_timeout_s = config.peer_timeout_s;
   plane.spin_us = config.spin_us;
   plane.stall_fail_s = config.stall_fail_s;
   plane.host_of = context.host_of;
   plane.connect_timeout_s = config.connect_timeout_s;
-  plane_ = std::make_unique<TcpPlane>(connector_.get(), plane);
+  plane_ = std::make_unique<ControlPlane>(connector_.get(), plane);
   try {
     engine_ = create_engine(options_.engine, context);
     if (options_.gpu_engine != "staged") {

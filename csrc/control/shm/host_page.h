@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "csrc/base/socket.h"
-#include "csrc/control/control_plane.h"
+#include "csrc/control/round.h"
 #include "csrc/control/shm/memory_sharing.h"
 #include "csrc/control/shm/unix_socket.h"
 

@@ -8,7 +8,7 @@
 
 #include "csrc/base/recycling_queue.h"
 #include "csrc/base/socket.h"
-#include "csrc/control/control_plane.h"
+#include "csrc/control/round.h"
 #include "csrc/control/tcp/frame.h"
 
 namespace aiacc {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "csrc/base/error.h"
-#include "csrc/control/control_plane.h"
+#include "csrc/control/round.h"
 
 namespace aiacc {
 

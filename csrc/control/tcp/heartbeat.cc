@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "csrc/base/thread.h"
-#include "csrc/control/control_plane.h"
+#include "csrc/control/round.h"
 
 namespace aiacc {
 namespace {

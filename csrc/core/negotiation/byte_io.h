@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "csrc/base/error.h"
-#include "csrc/control/control_plane.h"
+#include "csrc/control/round.h"
 
 namespace aiacc {
 

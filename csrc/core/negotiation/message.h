@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "csrc/base/bit_vector.h"
-#include "csrc/control/control_plane.h"
+#include "csrc/control/round.h"
 #include "csrc/core/negotiation/rank_set.h"
 #include "csrc/core/negotiation/request.h"
 #include "csrc/core/negotiation/round_entries.h"

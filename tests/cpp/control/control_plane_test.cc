@@ -16,7 +16,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/base/log.h"
-#include "csrc/control/tcp/tcp_plane.h"
+#include "csrc/control/control_plane.h"
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/gate.h"
 #include "tests/cpp/support/ranks.h"
@@ -63,10 +63,10 @@ class ControlPlaneTest : public testing::TestWithParam<WorldSetting> {
     const NoMemory no_memory(GetParam().transport == Transport::kNoMemory);
     TcpWorld world(size());
     run_as_ranks(size(), [&](int rank, RankThreads& rank_threads) {
-      TcpPlaneOptions options;
+      ControlPlaneOptions options;
       options.peer_timeout_s = 1000;  // A wake-up that is missed is a hang, not a delay.
       options.host_of = hosts_of(GetParam().transport, size());
-      TcpPlane plane(&world.connector(rank), options);
+      ControlPlane plane(&world.connector(rank), options);
       const auto guard =
           rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
       plane.has_share(true);  // whoever starts a round wakes it

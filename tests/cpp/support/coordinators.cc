@@ -1,7 +1,7 @@
 #include "tests/cpp/support/coordinators.h"
 
 #include "csrc/base/log.h"
-#include "csrc/control/tcp/tcp_plane.h"
+#include "csrc/control/control_plane.h"
 #include "csrc/engines/tcp/tcp_engine.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tcp_world.h"
@@ -17,10 +17,10 @@ void with_coordinators(const CoordinatorWorld& world,
   run_as_ranks(world.size, [&](int rank, RankThreads& rank_threads) {
     RankParts parts;
     parts.timeline = std::make_unique<Timeline>(rank);
-    TcpPlaneOptions options;
+    ControlPlaneOptions options;
     options.peer_timeout_s = 20;
     options.host_of = hosts_of(world.transport, world.size);
-    parts.plane = std::make_unique<TcpPlane>(&tcp.connector(rank), options);
+    parts.plane = std::make_unique<ControlPlane>(&tcp.connector(rank), options);
     EngineContext context;
     context.rank = rank;
     context.size = world.size;

@@ -22,7 +22,7 @@ namespace aiacc {
 /// own; all on one host; on two hosts in turn; on one host that has no memory to share.
 enum class Transport { kFake, kTcp, kHost, kHosts, kNoMemory };
 
-/// As TcpPlaneOptions::host_of.
+/// As ControlPlaneOptions::host_of.
 inline std::vector<int> hosts_of(Transport transport, int size) {
   std::vector<int> host_of;
   for (int rank = 0; transport != Transport::kTcp && rank < size; ++rank) {

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <random>
 
-#include "csrc/control/control_plane.h"
+#include "csrc/control/round.h"
 
 namespace aiacc {
 

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/base/log.h"
-#include "csrc/control/tcp/tcp_plane.h"
+#include "csrc/control/control_plane.h"
 #include "tests/cpp/engines/engine_checks.h"
 #include "tests/cpp/engines/mpi/mpi_job.h"
 #include "tests/cpp/support/peers/deserter.h"
@@ -20,7 +20,7 @@ namespace {
 /// Where the ranks meet without MPI: whoever waits there makes no call of MPI.
 class Outside : public MpiJob {
  public:
-  TcpPlane& plane() { return plane_; }
+  ControlPlane& plane() { return plane_; }
 
   /// Blocks until all ranks are here. Throws if one does not come: it waits inside MPI.
   void meet() {
@@ -32,7 +32,7 @@ class Outside : public MpiJob {
   static void leave() { mpi_all_gather(""); }
 
  private:
-  TcpPlane plane_{&connector(), {20}};
+  ControlPlane plane_{&connector(), {20}};
 };
 
 TEST(MpiIdleRankTest, HoldsNoOtherUpInMakingAnEngine) {

@@ -14,7 +14,7 @@
 
 namespace aiacc {
 
-/// The other end of a TcpPlane's connection, for tests that misbehave on it.
+/// The other end of a ControlPlane's connection, for tests that misbehave on it.
 class RawPeer {
  public:
   explicit RawPeer(Socket socket) : socket_(std::move(socket)), decoder_("the plane") {}
@@ -79,7 +79,7 @@ class RawPeer {
   FrameDecoder decoder_;
 };
 
-/// The raw ends of the connections that a TcpPlane of this rank would have.
+/// The raw ends of the connections that a ControlPlane of this rank would have.
 struct RawPeers {
   std::vector<RawPeer> control;
   std::vector<Socket> heartbeats;

@@ -1,5 +1,3 @@
-#include "csrc/control/tcp/tcp_plane.h"
-
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -14,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/base/log.h"
+#include "csrc/control/control_plane.h"
 #include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/mutator.h"
 #include "tests/cpp/support/peers/raw_peer.h"
@@ -34,8 +33,8 @@ Frame end_frame(Code code, const std::string& reason) {
 /// Longer than any test takes, on a busy machine and with a sanitizer too.
 constexpr double kLongSeconds = 600;
 
-TcpPlaneOptions with_timeout(double peer_timeout_s) {
-  TcpPlaneOptions options;
+ControlPlaneOptions with_timeout(double peer_timeout_s) {
+  ControlPlaneOptions options;
   options.peer_timeout_s = peer_timeout_s;
   return options;
 }
@@ -51,7 +50,7 @@ std::unique_ptr<Heartbeat> answer_pings(std::vector<Socket> sockets) {
 
 /// The last rank is raw connections to its partners, the others are planes.
 void with_raw_rank(int size,
-                   const std::function<void(TcpPlane&)>& others,
+                   const std::function<void(ControlPlane&)>& others,
                    const std::function<void(std::vector<RawPeer>&)>& last,
                    double peer_timeout_s,
                    bool answers) {
@@ -65,7 +64,7 @@ void with_raw_rank(int size,
       last(peers.control);
       return;
     }
-    TcpPlane plane(&world.connector(rank), with_timeout(peer_timeout_s));
+    ControlPlane plane(&world.connector(rank), with_timeout(peer_timeout_s));
     const auto guard =
         rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
     others(plane);
@@ -73,7 +72,7 @@ void with_raw_rank(int size,
 }
 
 /// Rank 0 is a plane, rank 1 a raw connection.
-void with_raw_peer(const std::function<void(TcpPlane&)>& zero,
+void with_raw_peer(const std::function<void(ControlPlane&)>& zero,
                    const std::function<void(RawPeer&)>& one,
                    double peer_timeout_s = kLongSeconds,
                    bool answers = true) {
@@ -84,9 +83,9 @@ void with_raw_peer(const std::function<void(TcpPlane&)>& zero,
 /// Much more than the buffers of a connection hold.
 Bytes large_message() { return Bytes(32 << 20, 7); }
 
-TEST(TcpPlane, RoundsThatComeTooEarlyAreNotCollected) {
+TEST(ControlPlane, RoundsThatComeTooEarlyAreNotCollected) {
   with_raw_peer(
-      [&](TcpPlane& plane) {
+      [&](ControlPlane& plane) {
         const Status status = status_of([&] {
           while (true) {
             plane.service();
@@ -102,7 +101,7 @@ TEST(TcpPlane, RoundsThatComeTooEarlyAreNotCollected) {
 }
 
 /// The text of what ends a round of such a message.
-std::string end_of_a_large_round(TcpPlane& plane) {
+std::string end_of_a_large_round(ControlPlane& plane) {
   Bytes message = large_message();
   return status_of([&] { plane.all_reduce(message, join, Runner::kLoop); }).message();
 }
@@ -122,7 +121,7 @@ TEST_P(LargeRoundTest, EndsAsItsAnswerSays) {
   const Answer& answer = GetParam();
   std::promise<void> over;
   with_raw_peer(
-      [&](TcpPlane& plane) {
+      [&](ControlPlane& plane) {
         const std::string text = end_of_a_large_round(plane);
         EXPECT_EQ(answer.end, text.substr(0, answer.end.size()));
         EXPECT_EQ(answer.end.empty(), text.empty()) << text;
@@ -181,11 +180,11 @@ INSTANTIATE_TEST_SUITE_P(
                1.5}),
     [](const auto& test) { return std::string(test.param.name); });
 
-TEST(TcpPlane, TheReasonForAnEndComesAfterTheRestOfAFrame) {
-  std::atomic<TcpPlane*> sending{nullptr};
+TEST(ControlPlane, TheReasonForAnEndComesAfterTheRestOfAFrame) {
+  std::atomic<ControlPlane*> sending{nullptr};
   std::promise<void> interrupted;
   with_raw_peer(
-      [&](TcpPlane& plane) {
+      [&](ControlPlane& plane) {
         sending.store(&plane);
         const Status status(Code::kPeerLost, kLost);
         EXPECT_EQ(end_of_a_large_round(plane), status.message());
@@ -205,8 +204,8 @@ TEST(TcpPlane, TheReasonForAnEndComesAfterTheRestOfAFrame) {
 }
 
 /// Who has given its reason and is gone is no connection that broke.
-TEST(TcpPlane, TheReasonForAnEndComesBeforeAFrameThatCannotBeSent) {
-  with_raw_peer([&](TcpPlane& plane) { EXPECT_EQ(end_of_a_large_round(plane), kLost); },
+TEST(ControlPlane, TheReasonForAnEndComesBeforeAFrameThatCannotBeSent) {
+  with_raw_peer([&](ControlPlane& plane) { EXPECT_EQ(end_of_a_large_round(plane), kLost); },
                 [&](RawPeer& peer) {
                   peer.await_bytes();
                   peer.send(end_frame(Code::kPeerLost, kLost));
@@ -214,9 +213,9 @@ TEST(TcpPlane, TheReasonForAnEndComesBeforeAFrameThatCannotBeSent) {
                 });
 }
 
-TEST(TcpPlane, AMessageThatIsNeverCompletedIsNotWaitedFor) {
+TEST(ControlPlane, AMessageThatIsNeverCompletedIsNotWaitedFor) {
   with_raw_peer(
-      [](TcpPlane& plane) {
+      [](ControlPlane& plane) {
         Bytes message = {0};
         expect_error(status_of([&] { plane.all_reduce(message, join, Runner::kLoop); }),
                      Code::kPeerLost,
@@ -233,9 +232,9 @@ TEST(TcpPlane, AMessageThatIsNeverCompletedIsNotWaitedFor) {
 }
 
 /// And it does not wait for a frozen peer, which never closes.
-TEST(TcpPlane, AFarewellIsTheLastThingSent) {
+TEST(ControlPlane, AFarewellIsTheLastThingSent) {
   with_raw_peer(
-      [](TcpPlane& plane) { plane.abort({Code::kShutdown, "[core] rank 0 has shut down"}); },
+      [](ControlPlane& plane) { plane.abort({Code::kShutdown, "[core] rank 0 has shut down"}); },
       [](RawPeer& peer) {
         const Frame frame = peer.receive();
         EXPECT_EQ(frame.type, FrameType::kAbort);
@@ -251,15 +250,15 @@ struct Misdeed {
   const char* text;
 };
 
-class TcpPlaneFailureTest : public testing::TestWithParam<std::tuple<int, Misdeed>> {};
+class ControlPlaneFailureTest : public testing::TestWithParam<std::tuple<int, Misdeed>> {};
 
-TEST_P(TcpPlaneFailureTest, EverySurvivorLearnsTheSameReason) {
+TEST_P(ControlPlaneFailureTest, EverySurvivorLearnsTheSameReason) {
   const auto& [size, misdeed] = GetParam();
   const std::string name = misdeed.name;
   std::atomic<int> connected{0};
   with_raw_rank(
       size,
-      [&, size = size, &misdeed = misdeed](TcpPlane& plane) {
+      [&, size = size, &misdeed = misdeed](ControlPlane& plane) {
         await_all(connected, size - 1);  // nobody answers before that
         Bytes message = {0};
         const Status status = status_of([&] { plane.all_reduce(message, join, Runner::kLoop); });
@@ -303,7 +302,7 @@ const Misdeed kMisdeeds[] = {
      "is broken"}};
 
 INSTANTIATE_TEST_SUITE_P(Misdeeds,
-                         TcpPlaneFailureTest,
+                         ControlPlaneFailureTest,
                          testing::Combine(testing::Values(2, 3, 4, 5, 8),
                                           testing::ValuesIn(kMisdeeds)),
                          [](const auto& test) {
@@ -311,7 +310,7 @@ INSTANTIATE_TEST_SUITE_P(Misdeeds,
                                   std::to_string(std::get<0>(test.param));
                          });
 
-TEST(TcpPlaneFuzz, DamagedStreamsEndInAnErrorThatNamesTheRank) {
+TEST(ControlPlaneFuzz, DamagedStreamsEndInAnErrorThatNamesTheRank) {
   Bytes valid;
   for (std::uint32_t round = 0; round < 4; ++round) {
     encode_frame({FrameType::kJoin, 0, round, {}}, valid);
@@ -321,7 +320,7 @@ TEST(TcpPlaneFuzz, DamagedStreamsEndInAnErrorThatNamesTheRank) {
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     with_raw_peer(
-        [](TcpPlane& plane) {
+        [](ControlPlane& plane) {
           Status status;
           while (status.ok()) {
             status = status_of([&] {

@@ -7,7 +7,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/base/event.h"
-#include "csrc/control/tcp/tcp_plane.h"
+#include "csrc/control/control_plane.h"
 
 namespace aiacc {
 namespace {
@@ -19,7 +19,7 @@ constexpr int kGlances = 16;
 
 }  // namespace
 
-void TcpPlane::all_reduce(Bytes& message, const Combine& combine, Runner runner) {
+void ControlPlane::all_reduce(Bytes& message, const Combine& combine, Runner runner) {
   throw_if_interrupted();
   runner_ = runner;
   const bool alone = is_one_host() && page_ != nullptr;
@@ -39,7 +39,7 @@ void TcpPlane::all_reduce(Bytes& message, const Combine& combine, Runner runner)
 }
 
 /// All ranks are on one host: each of them reads what all have shown. False if it has no room.
-bool TcpPlane::meet_mates(Bytes& message, const Combine& combine) {
+bool ControlPlane::meet_mates(Bytes& message, const Combine& combine) {
   const std::uint64_t round = rounds();
   await_mates([&] { return page_->shares(round) == page_->size() - 1; });
   for (int mate = 0; mate < page_->size(); ++mate) {
@@ -57,7 +57,7 @@ bool TcpPlane::meet_mates(Bytes& message, const Combine& combine) {
 }
 
 /// Takes in the shares of those who fold in here, exchanges with other hosts, tells the result.
-void TcpPlane::meet_partners(Bytes& message, const Combine& combine) {
+void ControlPlane::meet_partners(Bytes& message, const Combine& combine) {
   const std::uint64_t round = rounds();
   const int on_page = page_ == nullptr ? 0 : page_->size() - 1;  // of those who fold in, the first
   int index = 0;
@@ -92,7 +92,7 @@ void TcpPlane::meet_partners(Bytes& message, const Combine& combine) {
 }
 
 /// Gets the result of the round, from a rank that takes in this one's share or has it already.
-void TcpPlane::fold_into_proxy(Bytes& message) {
+void ControlPlane::fold_into_proxy(Bytes& message) {
   ControlConnection& proxy = peer_of(plan_.proxy);
   if (page_ == nullptr || plan_.speaks()) {
     send(proxy, FrameType::kRound, kFoldIn, message);
@@ -107,21 +107,21 @@ void TcpPlane::fold_into_proxy(Bytes& message) {
 }
 
 /// Tells a rank that waits for others' rounds of this one.
-void TcpPlane::call_in(ControlConnection& peer, const Bytes& message) {
+void ControlPlane::call_in(ControlConnection& peer, const Bytes& message) {
   read_from(peer);
   if (!peer.has_rounds()) {
     send(peer, FrameType::kJoin, 0, flags_alone(message));
   }
 }
 
-const Bytes& TcpPlane::flags_alone(const Bytes& message) {
+const Bytes& ControlPlane::flags_alone(const Bytes& message) {
   const auto end = std::min(message.size(), sizeof(std::uint32_t));
   call_.assign(message.begin(), message.begin() + static_cast<std::ptrdiff_t>(end));
   return call_;
 }
 
 /// Shows a share to the others of this host; if it has no room there, it goes to the speaker.
-void TcpPlane::show_share(const Bytes& share) {
+void ControlPlane::show_share(const Bytes& share) {
   const bool fits = page_->show(HostPage::kShare, rounds(), share);
   // Flags ask for more than tensors, also those who have none.
   call_all_ = !fits || flags_of(share) != 0;
@@ -137,7 +137,7 @@ void TcpPlane::show_share(const Bytes& share) {
 /// Looks for what a round waits for without sleeping, for as long as that is worth it: so often
 /// between two looks at the clock.
 template <class Ready>
-bool TcpPlane::spin(int glances, Ready ready) {
+bool ControlPlane::spin(int glances, Ready ready) {
   spin_.begin();
   do {
     for (int i = 0; i < glances; ++i) {
@@ -153,7 +153,7 @@ bool TcpPlane::spin(int glances, Ready ready) {
 
 /// Blocks until the others of this host have shown what is awaited.
 template <class Ready>
-void TcpPlane::await_mates(Ready ready) {
+void ControlPlane::await_mates(Ready ready) {
   if (spin(kGlances, ready)) {
     return;
   }
@@ -190,7 +190,7 @@ void TcpPlane::await_mates(Ready ready) {
 }
 
 /// The loop thread's: it is not at work meanwhile.
-void TcpPlane::sleep_until(Clock::time_point until) {
+void ControlPlane::sleep_until(Clock::time_point until) {
   heartbeat_->work(false);
   poller_.wait(until);
   heartbeat_->work(true);
@@ -199,10 +199,10 @@ void TcpPlane::sleep_until(Clock::time_point until) {
 /// A share of the round: returns when the connection has taken it, or who was to have it has left.
 /// Then that rank has finished the round, and what it gave to it is here or on its way; or it left
 /// in the middle of it, which `receive` notices.
-void TcpPlane::send(ControlConnection& peer,
-                    FrameType type,
-                    std::uint8_t stage,
-                    const Bytes& payload) {
+void ControlPlane::send(ControlConnection& peer,
+                        FrameType type,
+                        std::uint8_t stage,
+                        const Bytes& payload) {
   if (peer.end()) {
     return;
   }
@@ -220,7 +220,7 @@ void TcpPlane::send(ControlConnection& peer,
 }
 
 /// Blocks until this round's frame of `peer` is there.
-const Bytes& TcpPlane::receive(ControlConnection& peer, std::uint8_t stage) {
+const Bytes& ControlPlane::receive(ControlConnection& peer, std::uint8_t stage) {
   // What has come counts, also when its sender is gone by now.
   const auto ready = [&] {
     return peer.take_round(round_, stage, received_) ||
@@ -240,7 +240,7 @@ const Bytes& TcpPlane::receive(ControlConnection& peer, std::uint8_t stage) {
 }
 
 /// Sleeps until something has come or may go, and sees to it; looks after the peers at times.
-void TcpPlane::wait_in_round(ControlConnection& peer, Clock::time_point start) {
+void ControlPlane::wait_in_round(ControlConnection& peer, Clock::time_point start) {
   const auto until = Clock::now() + peer_timeout_ / kLooksPerTimeout;
   if (runner_ == Runner::kCaller) {
     // Not on what the loop thread sleeps on, whose wake-ups are not for this one.
@@ -253,7 +253,7 @@ void TcpPlane::wait_in_round(ControlConnection& peer, Clock::time_point start) {
   look_in_round(start);
 }
 
-bool TcpPlane::look_in_round(Clock::time_point start) {
+bool ControlPlane::look_in_round(Clock::time_point start) {
   const bool due = Clock::now() - std::max(start, looked_) >= peer_timeout_ / kLooksPerTimeout;
   if (due) {
     watch_peers();
@@ -262,10 +262,10 @@ bool TcpPlane::look_in_round(Clock::time_point start) {
 }
 
 /// What is wrong with the share of a peer is said with its rank.
-void TcpPlane::take(const Partner& from,
-                    const Bytes& share,
-                    Bytes& message,
-                    const Combine& combine) {
+void ControlPlane::take(const Partner& from,
+                        const Bytes& share,
+                        Bytes& message,
+                        const Combine& combine) {
   try {
     combine(message, share, from.block);
   } catch (const Error& error) {

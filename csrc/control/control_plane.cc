@@ -1,4 +1,4 @@
-#include "csrc/control/tcp/tcp_plane.h"
+#include "csrc/control/control_plane.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -22,7 +22,7 @@ constexpr std::chrono::milliseconds kLeavePatience{500};
 
 }  // namespace
 
-TcpPlane::TcpPlane(Connector* connector, const TcpPlaneOptions& options)
+ControlPlane::ControlPlane(Connector* connector, const ControlPlaneOptions& options)
     : rank_(connector == nullptr ? 0 : connector->rank()),
       size_(connector == nullptr ? 1 : connector->size()),
       plan_(DoublingPlan::of(rank_, ranks_by_host(options.host_of, size_))),
@@ -66,7 +66,8 @@ TcpPlane::TcpPlane(Connector* connector, const TcpPlaneOptions& options)
 }
 
 /// Null where the host has no other rank, or one of its ranks cannot share memory.
-std::unique_ptr<HostPage> TcpPlane::meet_in_memory(Connector* connector, double timeout_s) const {
+std::unique_ptr<HostPage> ControlPlane::meet_in_memory(Connector* connector,
+                                                       double timeout_s) const {
   if (plan_.mates.size() == 1) {
     return nullptr;
   }
@@ -87,14 +88,14 @@ std::unique_ptr<HostPage> TcpPlane::meet_in_memory(Connector* connector, double 
   }
 }
 
-TcpPlane::~TcpPlane() {
+ControlPlane::~ControlPlane() {
   heartbeat_.reset();
   leave();
 }
 
 /// Closing with unread bytes resets a connection and may destroy what the peer has not read yet:
 /// reads until it closes too. A live peer's loop thread answers an abort at once.
-void TcpPlane::leave() noexcept {
+void ControlPlane::leave() noexcept {
   const auto deadline = Clock::now() + kLeavePatience;
   for (const auto& peer : peers_) {
     ::shutdown(peer->fd(), SHUT_WR);
@@ -113,7 +114,7 @@ void TcpPlane::leave() noexcept {
   }
 }
 
-void TcpPlane::service() {
+void ControlPlane::service() {
   read_all();
   // Who left had finished all rounds that it was in. What these decided holds on every rank, so
   // a round that has reached this one comes before the end.
@@ -122,7 +123,7 @@ void TcpPlane::service() {
   }
 }
 
-void TcpPlane::read_all() {
+void ControlPlane::read_all() {
   throw_if_interrupted();
   for (const auto& peer : peers_) {
     flush(*peer);
@@ -130,7 +131,7 @@ void TcpPlane::read_all() {
   }
 }
 
-double TcpPlane::round_trip_s() const {
+double ControlPlane::round_trip_s() const {
   double farthest = 0;
   for (const auto& peer : peers_) {
     farthest = std::max(farthest, tcp_round_trip_s(peer->fd()));
@@ -138,14 +139,14 @@ double TcpPlane::round_trip_s() const {
   return farthest;
 }
 
-bool TcpPlane::round_pending() const {
+bool ControlPlane::round_pending() const {
   return (page_ != nullptr && page_->shares(rounds()) > 0) ||
          std::any_of(peers_.begin(), peers_.end(), [this](const auto& peer) {
            return peer->has_round(round_);
          });
 }
 
-std::uint32_t TcpPlane::pending_flags() const {
+std::uint32_t ControlPlane::pending_flags() const {
   std::uint32_t flags = 0;
   for (const auto& peer : peers_) {
     flags |= peer->round_flags(round_);
@@ -154,7 +155,7 @@ std::uint32_t TcpPlane::pending_flags() const {
 }
 
 /// What a page shows stays there: what was seen of it before ends no sleep.
-bool TcpPlane::wait(Clock::time_point deadline) {
+bool ControlPlane::wait(Clock::time_point deadline) {
   if (page_ == nullptr) {
     return poller_.wait(deadline);
   }
@@ -170,7 +171,7 @@ bool TcpPlane::wait(Clock::time_point deadline) {
   return called;
 }
 
-ControlConnection& TcpPlane::peer_of(int rank) {
+ControlConnection& ControlPlane::peer_of(int rank) {
   for (const auto& peer : peers_) {
     if (peer->rank() == rank) {
       return *peer;
@@ -180,7 +181,7 @@ ControlConnection& TcpPlane::peer_of(int rank) {
 }
 
 /// Sends what the connection takes now; the loop thread's sleep ends when it takes more.
-void TcpPlane::flush(ControlConnection& peer) {
+void ControlPlane::flush(ControlConnection& peer) {
   if (peer.flushed()) {
     return;
   }
@@ -206,7 +207,7 @@ void TcpPlane::flush(ControlConnection& peer) {
 }
 
 /// Takes in what has come, not all of it if that is much; whether it was anything.
-bool TcpPlane::read_from(ControlConnection& peer) {
+bool ControlPlane::read_from(ControlConnection& peer) {
   const bool some = peer.receive_some(read_buffer_);
   if (some && peer.end()) {
     if (peer.end()->code() != Code::kShutdown) {
@@ -218,7 +219,7 @@ bool TcpPlane::read_from(ControlConnection& peer) {
   return some;
 }
 
-void TcpPlane::watch_peers() {
+void ControlPlane::watch_peers() {
   const auto look = peer_timeout_ / kLooksPerTimeout;
   const auto now = Clock::now();
   const bool absent = now - looked_ >= kAbsentLooks * look;
@@ -229,7 +230,7 @@ void TcpPlane::watch_peers() {
   }
 }
 
-void TcpPlane::interrupt(const Status& status) noexcept {
+void ControlPlane::interrupt(const Status& status) noexcept {
   {
     const std::lock_guard lock(interrupt_mutex_);
     if (interrupted_.load(std::memory_order_relaxed)) {
@@ -243,14 +244,14 @@ void TcpPlane::interrupt(const Status& status) noexcept {
   nudge();
 }
 
-void TcpPlane::throw_if_interrupted() const {
+void ControlPlane::throw_if_interrupted() const {
   if (interrupted_.load(std::memory_order_acquire)) {
     const std::lock_guard lock(interrupt_mutex_);
     throw Error(interrupt_status_);
   }
 }
 
-void TcpPlane::abort(const Status& status) noexcept {
+void ControlPlane::abort(const Status& status) noexcept {
   if (std::exchange(aborted_, true)) {
     return;
   }
