@@ -292,11 +292,11 @@ INSTANTIATE_TEST_SUITE_P(
                     Watched{"StagedHierarchical", Place::kStaged, {0, 0, 1}}),
     name_of_world);
 
-const auto over_nccl = testing::Values(
-    Watched{"Nccl", Place::kNccl, {}, Transport::kFake},
-    Watched{"Hierarchical", Place::kNccl, {0, 1, 1}, Transport::kFake},
-    Watched{"HostLanes", Place::kNccl, {0, 1, 2}, Transport::kFake, true},
-    Watched{"HostLanesAndNccl", Place::kNccl, {0, 1, 1}, Transport::kFake, true});
+const auto over_nccl =
+    testing::Values(Watched{"Nccl", Place::kNccl, {}, Transport::kFake},
+                    Watched{"Hierarchical", Place::kNccl, {0, 1, 1}, Transport::kFake},
+                    Watched{"HostLanes", Place::kNccl, {0, 1, 2}, Transport::kFake, true},
+                    Watched{"HostLanesAndNccl", Place::kNccl, {0, 1, 1}, Transport::kFake, true});
 INSTANTIATE_TEST_SUITE_P(Gpus, DeadUnitTest, over_nccl, name_of_world);
 
 /// Several times the limit of those who wait.
