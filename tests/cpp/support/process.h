@@ -71,7 +71,7 @@ class DescriptorLimit {
  public:
   explicit DescriptorLimit(int left) {
     // UBSan opens a pipe to look at the first object of a class, and remembers the class.
-    [[maybe_unused]] const Error first(Code::kEngine, "");
+    static_cast<void>(Error(Code::kEngine, "").status());
     EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
     // The limit is on the number of a descriptor, so holes below it count as left.
     rlimit limit = before_;
