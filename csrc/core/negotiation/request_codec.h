@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "csrc/base/digest.h"
 #include "csrc/core/negotiation/byte_io.h"
+#include "csrc/core/negotiation/digest.h"
 #include "csrc/core/negotiation/request.h"
 
 namespace aiacc {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/base/digest.h"
+#include "csrc/core/negotiation/digest.h"
 #include "csrc/core/negotiation/request.h"
 #include "csrc/planning/device_placement.h"
 
