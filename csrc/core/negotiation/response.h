@@ -27,7 +27,7 @@ void add_rows(const Request& first,
 /// `known` itself if it is equal: most tensors of a job are placed alike, for many ranks.
 SharedPlacement placement_of(const MemberParts& parts, const SharedPlacement& known);
 
-/// Why requests fail that need no disagreement for it. The texts are the same on every rank.
+/// Why requests fail that need no disagreement for it. Each rank is told of its own request.
 
 /// `rank` has joined and cannot take part in this.
 Status joined_status(const Request& request, int rank);
