@@ -72,6 +72,7 @@ std::unique_ptr<HostPage> ControlPlane::meet_in_memory(Connector* connector,
     return nullptr;
   }
   std::vector<int> ranks;
+  ranks.reserve(plan_.mates.size());
   for (const Partner& mate : plan_.mates) {
     ranks.push_back(mate.rank);
   }

@@ -69,13 +69,13 @@ ChannelSpec TcpEngine::spec(int peer, ChannelKind kind, int lane, bool connect) 
           members_.number};
 }
 
-Channel TcpEngine::channel(Socket socket, int peer, int lane, std::string name) {
+Channel TcpEngine::channel(Socket socket, int peer, int lane, const std::string& name) {
   if (context_.pace_bytes > 0) {
     socket.limit_rate(context_.pace_bytes);
   }
   return {std::move(socket),
           members_.ranks[static_cast<std::size_t>(peer)],
-          std::move(name),
+          name,
           context_.peer_timeout_s,
           &marks_[static_cast<std::size_t>(lane)]};
 }

@@ -79,7 +79,7 @@ class TcpEngine : public Engine {
   void run(int lane, Operation operation);
   bool has_ring(int lane) const { return size_ > 1 && lane != lanes_; }
   Ring& ring(int lane) { return *rings_[static_cast<std::size_t>(lane)]; }
-  Channel channel(Socket socket, int peer, int lane, std::string name);
+  Channel channel(Socket socket, int peer, int lane, const std::string& name);
   ChannelSpec spec(int peer, ChannelKind kind, int lane, bool connect) const;
   /// Those of a lane, which the first call connects.
   Pairs& pairs(int lane);
