@@ -427,7 +427,7 @@ INSTANTIATE_TEST_SUITE_P(
 class CoordinatorRandomTest : public testing::TestWithParam<Bed> {};
 
 #ifdef __SANITIZE_THREAD__  // where each access is slow
-constexpr int kRanksInAll = 12;
+constexpr int kRanksInAll = 8;
 #else
 constexpr int kRanksInAll = 24;
 #endif

@@ -15,9 +15,11 @@ namespace {
 
 #ifdef __SANITIZE_THREAD__  // where each access is slow: some of both
 constexpr int kLaneStep = kLanes;
+constexpr std::size_t kLarge = 100'001;
 const std::vector<DataType> kTypes = {DataType::kFloat32, DataType::kFloat16, DataType::kUInt8};
 #else
 constexpr int kLaneStep = 1;
+constexpr std::size_t kLarge = 300'001;
 const std::vector<DataType> kTypes = all_dtypes();
 #endif
 
@@ -73,7 +75,7 @@ TEST_P(EngineTest, ReducesEveryTypeAndOp) {
 TEST_P(EngineTest, ReducesEveryCount) {
   const auto n = static_cast<std::size_t>(size());
   const std::vector<std::size_t> counts = {
-      0, 1, 2, n - 1, n + 1, 15, 17, 63, 2048, 2049, 4097, 8192, 8193, 65'536, 150'001, 300'001};
+      0, 1, 2, n - 1, n + 1, 15, 17, 63, 2048, 2049, 4097, 8192, 8193, 65'536, kLarge / 2, kLarge};
   on_every_lane(world(), [&](int rank, Engine& engine, int lane) {
     for (const std::size_t count : counts) {
       check_all_reduce(engine, lane, rank, size(), count, DataType::kFloat32, ReduceOp::kSum);
@@ -117,7 +119,7 @@ TEST_P(EngineTest, HandlesManyBlocks) {
 
 TEST_P(EngineTest, ReducesPiecesOfEverySize) {
   const std::vector<std::size_t> counts = {
-      0, 1, 300'001, 0, 0, 0, 0, 17, 2, 100'000, 5, 700'003, 1, 64, 0};
+      0, 1, kLarge, 0, 0, 0, 0, 17, 2, 100'000, 5, 2 * kLarge, 1, 64, 0};
   on_every_lane(world(), [&](int rank, Engine& engine, int lane) {
     EXPECT_EQ(0U, world().name.find(engine.name()));
     EXPECT_EQ(kLanes, engine.lanes());

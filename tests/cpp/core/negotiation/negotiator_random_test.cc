@@ -317,7 +317,7 @@ class NegotiatorRandomTest : public testing::TestWithParam<int> {
 using NegotiatorRandomNightlyTest = NegotiatorRandomTest;
 
 TEST_P(NegotiatorRandomTest, EveryRankIsToldWhatTheModelSays) {
-  run(GetParam() < 10 ? 40 : GetParam() < 100 ? 2 : 1);
+  run(GetParam() < 10 ? 25 : GetParam() < 100 ? 2 : 1);
 }
 INSTANTIATE_TEST_SUITE_P(Sizes, NegotiatorRandomTest, testing::Values(1, 2, 3, 4, 7, 65, 300));
 
