@@ -67,6 +67,26 @@ void RankSet::add(const RankSet& other) {
   }
 }
 
+RankSet RankSet::without(const RankSet& other) const {
+  RankSet left;
+  auto behind = other.runs_.begin();
+  for (Run run : runs_) {
+    while (behind != other.runs_.end() && behind->last < run.first) {
+      ++behind;
+    }
+    for (auto gone = behind; gone != other.runs_.end() && gone->first <= run.last; ++gone) {
+      if (gone->first > run.first) {
+        left.append({run.first, gone->first - 1});
+      }
+      run.first = gone->last + 1;
+    }
+    if (run.first <= run.last) {
+      left.append(run);
+    }
+  }
+  return left;
+}
+
 /// A run that begins no earlier than the last one.
 void RankSet::append(Run run) {
   if (!runs_.empty() && run.first <= runs_.back().last + 1) {

@@ -22,6 +22,15 @@ class RankSet {
   RankSet() = default;
   explicit RankSet(int rank) : runs_{{rank, rank}} {}
   RankSet(int first, int last) : runs_{{first, last}} {}
+  /// Of a list.
+  template <typename Ranks>
+  static RankSet of(const Ranks& ranks) {
+    RankSet set;
+    for (const auto rank : ranks) {
+      set.add(static_cast<int>(rank));
+    }
+    return set;
+  }
 
   bool empty() const { return runs_.empty(); }
   std::size_t count() const;
@@ -33,8 +42,10 @@ class RankSet {
   bool meets(const RankSet& other) const;
   /// Whether all of it is in the block.
   bool within(const RankBlock& block) const;
-  void add(int rank) { add(RankSet(rank)); }
+  void add(int rank) { empty() || last() < rank ? append({rank, rank}) : add(RankSet(rank)); }
   void add(const RankSet& other);
+  /// Those that are not in the other.
+  RankSet without(const RankSet& other) const;
 
   /// Calls visit(rank) for every rank, ascending.
   template <typename Visit>

@@ -60,6 +60,10 @@ TEST_P(RankSetTest, IsASet) {
     const std::set<int> b = some_ranks(random);
     std::set<int> both = a;
     both.insert(b.begin(), b.end());
+    std::set<int> rest = a;
+    for (const int rank : b) {
+      rest.erase(rank);
+    }
     std::vector<int> shuffled(b.begin(), b.end());
     std::shuffle(shuffled.begin(), shuffled.end(), random);
     RankSet one_by_one = set_of(a);
@@ -72,6 +76,7 @@ TEST_P(RankSetTest, IsASet) {
     other_way.add(set_of(a));
     EXPECT_EQ(at_once.ranks(), std::vector<int>(both.begin(), both.end()));
     EXPECT_EQ(at_once, one_by_one);
+    EXPECT_EQ(set_of(a).without(set_of(b)), RankSet::of(rest));
     EXPECT_EQ(at_once, other_way);
     EXPECT_EQ(at_once.count(), both.size());
     EXPECT_EQ(at_once.empty(), both.empty());
