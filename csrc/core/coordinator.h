@@ -142,7 +142,7 @@ class Coordinator {
   void run_round(Runner runner = Runner::kLoop);
   void propose_weights();
   void throw_lane_failure();
-  void report_stalls(const Answers& answers);
+  void take_answers(std::uint32_t asked, const Answers& answers);
   void look_after_peers_and_stalls();
   Clock::time_point next_deadline();
   void fail(const Status& status) noexcept;

@@ -177,8 +177,10 @@ void Coordinator::run_round(Runner runner) {
     negotiator_.submit(operation->request, reinterpret_cast<std::uint64_t>(operation));
   }
   propose_weights();
-  if (negotiator_.answer_due()) {
-    negotiator_.answer_with(dispatcher_.reports(unit_watch_.limit_s(Clock::now())));
+  const std::uint32_t asked = negotiator_.asked();
+  if (asked != 0) {
+    negotiator_.answer_with(dispatcher_.reports(unit_watch_.limit_s(start)),
+                            table_.undispatched(negotiator_.process_sets(), start));
   }
   negotiator_.contribute(message_, state);
   in_round_.store(true);
@@ -195,8 +197,11 @@ void Coordinator::run_round(Runner runner) {
     dispatcher_.clear_loads();
   }
   dispatcher_.dispatch(outcome.ready, negotiator_.parameters());
-  if (!outcome.answers.ranks.empty()) {
-    report_stalls(outcome.answers);
+  if ((outcome.flags & kFlagStallQuery) != 0) {
+    stalls_.asked(Clock::now());
+  }
+  if (asked != 0) {
+    take_answers(asked, outcome.answers);
   }
 }
 
@@ -236,33 +241,33 @@ void Coordinator::look_after_peers_and_stalls() {
     communicators_.check_gpu();
     device_path_->look_after();
   }
-  const bool asks_for_units =
+  const bool units =
       any_stuck(dispatcher_.reports(unit_watch_.ask_after_s())) && unit_watch_.should_ask(now);
-  if (stalls_.should_ask(table_.undispatched(), now) || asks_for_units) {
-    negotiator_.ask_for_stalls();
+  const bool stalls = stalls_.should_ask(table_.undispatched(negotiator_.process_sets(), now), now);
+  if (units || stalls) {
+    negotiator_.ask((units ? kFlagUnitQuery : 0U) | (stalls ? kFlagStallQuery : 0U));
     do {
       run_round();  // the question, then the answers
     } while (want_round());
   }
 }
 
-void Coordinator::report_stalls(const Answers& answers) {
-  stalls_.answered(Clock::now());
+/// Those to the questions of the round before.
+void Coordinator::take_answers(std::uint32_t asked, const Answers& answers) {
   auto dead = dead_unit(answers, negotiator_.process_sets(), options_.unit_timeout_s);
   if (const auto proof = unit_watch_.proof(std::move(dead), Clock::now())) {
     throw Error(Code::kTimeout, *proof);
   }
-  const std::vector<Stall> stalls =
-      stalls_.inspect(table_.undispatched(), answers, negotiator_.process_sets(), Clock::now());
-  const std::vector<Stall> mine = stalls_to_report(stalls, plane_.rank());
-  if (!mine.empty()) {
-    AIACC_LOG(kWarning) << stall_text(mine, answers);
-    stall_file_.append(mine);
+  const std::vector<Stall> stalls = stalls_.inspect(answers);
+  if (stalls.empty() || (asked & kFlagStallQuery) == 0) {
+    return;
   }
-  for (const Stall& stall : stalls) {
-    if (!stall.missing.empty() && stalls_.is_fatal(stall)) {
-      throw Error(Code::kTimeout, stall_text({stall}, answers));
-    }
+  if (stall_reporter(stalls) == plane_.rank()) {
+    AIACC_LOG(kWarning) << stall_text(stalls, answers);
+    stall_file_.append(stalls);
+  }
+  if (stalls_.is_fatal(stalls.front())) {
+    throw Error(Code::kTimeout, stall_text({stalls.front()}, answers));
   }
 }
 

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import time
 
 import numpy as np
 import pytest
@@ -124,6 +125,27 @@ def test_different_operations_wait_until_the_limit_and_say_for_what():
         assert {*kinds.groups()} == {"allreduce", "allgather"}
         hvd.shutdown()
         hvd.init()
+
+
+@in_job
+def _wait_for_what_no_other_rank_submits():
+    start = time.monotonic()
+    hvd.barrier()
+    hvd.allreduce_async(ONES, name=f"t{hvd.rank()}")
+    time.sleep(2)
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_job_reports_what_waits_once_in_a_period(size, capfd):
+    env = {"AIACC_STALL_WARN_S": "0.4"}
+    took = max(run_ranks(size, _wait_for_what_no_other_rank_submits, env=env))
+    reports = re.findall(r".*\[stall\].*", capfd.readouterr().err)
+    assert 2 <= len(reports) <= took / 0.4
+    for report in reports[1:]:
+        said = re.findall(r"'allreduce\.t(\d)' has waited .*? s for rank", report)
+        assert sorted(map(int, said)) == [*range(size)], report
+        assert " rank 0 warning] " in report
 
 
 # --- AIACC_CHECK_FINITE

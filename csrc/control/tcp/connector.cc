@@ -13,7 +13,7 @@
 namespace aiacc {
 namespace {
 
-constexpr std::uint16_t kVersion = 3;
+constexpr std::uint16_t kVersion = 4;
 
 /// How often a rank that does not connect is looked after, and how long one probe may take.
 constexpr std::chrono::milliseconds kProbeEvery{1000};

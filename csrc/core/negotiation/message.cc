@@ -197,8 +197,24 @@ void sent_by(int rank, Read read) {
   }
 }
 
-std::string pending_key(const std::string& label) {
-  return std::string(1, static_cast<char>(EntryKind::kPending)) + label;
+std::string pending_key(const PendingName& name) {
+  Bytes bytes;
+  Writer writer(bytes);
+  writer.put(EntryKind::kPending);
+  writer.put(static_cast<std::uint8_t>(name.is_message));
+  name.awaited.encode(writer);
+  return std::string(bytes.begin(), bytes.end()).append(name.label);
+}
+
+PendingName decode_pending(const Entry& entry, const Senders& senders, int size) {
+  Reader reader(entry.key.substr(1));
+  PendingName name;
+  name.ranks = senders.ranks();
+  name.is_message = reader.get<std::uint8_t>() != 0;
+  name.awaited = RankSet::decode(reader, size);
+  name.label = reader.get_view(reader.left());
+  name.waited_ms = entry.position;
+  return name;
 }
 
 /// Replaces what follows the bits of an encoded message, and its header.
@@ -264,19 +280,19 @@ void RoundMessage::encode(Bytes& out) const {
   }
   std::vector<std::string> keys;
   keys.reserve(answers.lanes.size() + answers.names.size() + 1);
-  const auto add_answer = [&](std::string key, const RankSet& ranks) {
+  const auto add_answer = [&](std::string key, const RankSet& ranks, std::uint32_t waited_ms = 0) {
     Senders senders;
     senders.shares.push_back({ranks, {}});
-    add(keys.emplace_back(std::move(key)), senders, 0);
+    add(keys.emplace_back(std::move(key)), senders, waited_ms);
   };
   if (!answers.ranks.empty()) {
-    add_answer(pending_key(""), answers.ranks);
+    add_answer(std::string(1, static_cast<char>(EntryKind::kPending)), answers.ranks);
   }
   for (const LaneAnswer& lane : answers.lanes) {
     add_answer(lane_key(lane.report), lane.ranks);
   }
   for (const PendingName& name : answers.names) {
-    add_answer(pending_key(name.label), name.ranks);
+    add_answer(pending_key(name), name.ranks, name.waited_ms);
   }
   round.settle();
   replace_rest(out, header, rest);
@@ -318,12 +334,11 @@ void RoundMessage::decode(const Bytes& in, int size) {
     } else if (entry.key.size() == 1) {
       answers.ranks = from->ranks();
     } else {
-      answers.names.push_back({std::string(entry.key.substr(1)), from->ranks()});
+      sent_by(from->first(), [&] { answers.names.push_back(decode_pending(entry, *from, size)); });
     }
   }
   if (rest.entries.cut) {
     cut = *rest.entries.cut;
-    answers.complete = false;
     answers.lanes_complete = cut->front() == static_cast<char>(EntryKind::kPending);
   }
 }

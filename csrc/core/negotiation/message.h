@@ -51,10 +51,13 @@ struct SharedRequest {
   Request of(int rank) const { return with_part(*request, *senders->part_of(rank)); }
 };
 
-/// A name that has been submitted and is not ready.
+/// A name that has been submitted and is not ready, or a message that is under way.
 struct PendingName {
   std::string label;
-  RankSet ranks;
+  std::uint32_t waited_ms = 0;  ///< of the rank that has waited longest, rounded up
+  RankSet awaited;  ///< who has to submit it; of a message: whom it is to or may be from
+  bool is_message = false;
+  RankSet ranks = {};  ///< who has submitted it
 };
 
 /// A lane report that several ranks have in common.
@@ -68,8 +71,7 @@ struct Answers {
   RankSet ranks;                   ///< who has answered
   std::vector<LaneAnswer> lanes;   ///< of the lanes with work
   bool lanes_complete = true;      ///< false: some of them are missing
-  std::vector<PendingName> names;  ///< by label, ascending
-  bool complete = true;            ///< false: there are more labels, beyond the last one
+  std::vector<PendingName> names;  ///< as many as there is room for
 };
 
 struct Proposal {
@@ -82,6 +84,7 @@ enum RoundFlag : std::uint32_t {
   kFlagStallQuery = 1U << 0,  ///< somebody asks what everybody waits for
   kFlagBusy = 1U << 1,        ///< units of the sender are under way
   kFlagForming = 1U << 2,     ///< some ranks form a process set, for which no other is needed
+  kFlagUnitQuery = 1U << 3,   ///< somebody asks what the lanes of everybody are at
 };
 
 /// The message of one round: AND bits per slot, OR flags, what the ranks merged so far say besides.

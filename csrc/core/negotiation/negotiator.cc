@@ -75,6 +75,16 @@ void Negotiator::propose(const Parameters& parameters) {
   proposal_->epoch = parameters_.epoch + 1;
 }
 
+void Negotiator::answer_with(std::vector<LaneReport> lanes, std::vector<PendingName> names) {
+  for (LaneReport& lane : lanes) {
+    answers_.lanes.push_back({std::move(lane), RankSet(rank_)});
+  }
+  answers_.names = std::move(names);
+  for (PendingName& name : answers_.names) {
+    name.ranks = RankSet(rank_);
+  }
+}
+
 void Negotiator::contribute(Bytes& out, std::uint32_t state) {
   message_.flags = std::exchange(flags_, 0U) | state;
   message_.epoch = parameters_.epoch;
@@ -84,12 +94,9 @@ void Negotiator::contribute(Bytes& out, std::uint32_t state) {
     message_.ready.merge(joinable_);
   }
   message_.clear_entries();
-  if (std::exchange(answer_due_, false)) {
-    answer(message_.answers);
-    for (LaneReport& lane : lanes_) {
-      message_.answers.lanes.push_back({std::move(lane), RankSet(rank_)});
-    }
-    lanes_.clear();
+  if (std::exchange(asked_, 0U) != 0) {
+    message_.answers = std::exchange(answers_, {});
+    message_.answers.ranks = RankSet(rank_);
   }
   offer_requests();
   message_.texts = owed_;
@@ -153,7 +160,7 @@ const RoundOutcome& Negotiator::apply(const Bytes& combined) {
   RoundOutcome& outcome = outcome_;
   outcome.clear();
   outcome.flags = message.flags;
-  answer_due_ = (message.flags & kFlagStallQuery) != 0;
+  asked_ = message.flags & (kFlagStallQuery | kFlagUnitQuery);
   check_requests(message);
   check_own_requests(message);
   take_back(message.cut);
@@ -360,25 +367,6 @@ std::optional<Negotiator::Local> Negotiator::take_local(const Key& key) {
   const Local local = found->second.local;
   sent_.erase(found);
   return local;
-}
-
-void Negotiator::answer(Answers& answers) const {
-  answers.ranks = RankSet(rank_);
-  const auto add = [&](const Request& request) {
-    if (request.kind != OpKind::kLeaveProcessSet) {  // Nobody waits for it.
-      answers.names.push_back({label_of(request.process_set, request.name), RankSet(rank_)});
-    }
-  };
-  for (const auto& [key, offer] : sent_) {
-    add(*offer.local.request);
-  }
-  for (const Local& local : fresh_) {
-    add(*local.request);
-  }
-  if (join_) {
-    add(*join_->request);
-  }
-  bits_.for_each([&](std::size_t slot) { add(*by_slot_[slot].request); });
 }
 
 }  // namespace aiacc

@@ -36,7 +36,7 @@ struct Response {
 struct RoundOutcome {
   std::vector<Response> ready;  ///< in an order that is the same on every rank
   std::uint32_t flags = 0;
-  Answers answers;  ///< pending names, after a stall query; of no rank: none was asked
+  Answers answers;  ///< to the questions of the round before; of no rank: there were none
 
   /// Empties it; what its vectors hold is kept for the next round.
   void clear() {
@@ -77,15 +77,17 @@ class Negotiator {
 
   /// Whether a round must start now, even if nobody waits: an answer, a proposal, a freed slot's
   /// owner, the bits of a rank that has joined.
-  bool urgent() const { return answer_due_ || proposal_.has_value() || news_; }
+  bool urgent() const { return asked_ != 0 || proposal_.has_value() || news_; }
 
   /// Submissions of this rank that are not ready yet.
   std::size_t waiting() const { return submitted_; }
 
-  void ask_for_stalls() { flags_ |= kFlagStallQuery; }
-  /// Whether this rank's next share answers such a question; `lanes` belong to the answer.
-  bool answer_due() const { return answer_due_; }
-  void answer_with(std::vector<LaneReport> lanes) { lanes_ = std::move(lanes); }
+  /// Asks all ranks: kFlagStallQuery, kFlagUnitQuery or both.
+  void ask(std::uint32_t questions) { flags_ |= questions; }
+  /// The questions that this rank's next share answers.
+  std::uint32_t asked() const { return asked_; }
+  /// What it answers; the ranks of `names` are set here.
+  void answer_with(std::vector<LaneReport> lanes, std::vector<PendingName> names);
   /// For the next epoch; the epoch number in `parameters` is ignored.
   void propose(const Parameters& parameters);
   /// Whether one of this rank waits for the next round.
@@ -157,7 +159,6 @@ class Negotiator {
   void requeue(ResponseCache::Slot slot);
   bool never_again(const RequestId& id) const;
   std::optional<Local> take_local(const Key& key);
-  void answer(Answers& answers) const;
 
   int rank_;
   Parameters parameters_;
@@ -166,8 +167,8 @@ class Negotiator {
   JoinState joined_;
   std::size_t submitted_ = 0;
   std::uint32_t flags_ = 0;
-  bool answer_due_ = false;
-  std::vector<LaneReport> lanes_;
+  std::uint32_t asked_ = 0;
+  Answers answers_;
   bool news_ = false;
   std::optional<Parameters> proposal_;
 

@@ -1,8 +1,10 @@
 #include "csrc/core/negotiation/round_entries.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 
 namespace aiacc {
@@ -170,13 +172,14 @@ std::size_t cost_of(std::string_view key, const Senders& senders) {
 }
 
 void RoundEntries::settle() {
-  std::sort(
-      entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.key < b.key; });
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::tie(a.key, b.position) < std::tie(b.key, a.position);
+  });
   Filler filler(cut);
   const Entry* last = nullptr;
   for (const Entry& entry : entries) {
     if (last != nullptr && last->key == entry.key) {
-      continue;  // two labels may read alike
+      continue;  // Two messages may read alike: the older one counts.
     }
     last = &entry;
     if (!filler.add(entry, senders[entry.senders], cost_of_parts(senders[entry.senders]))) {
@@ -209,7 +212,8 @@ RoundEntries RoundEntries::decode(Reader& reader, int size) {
     Entry entry;
     entry.key = reader.get_text(reader.left());
     entry.senders = static_cast<std::uint32_t>(reader.get_number(kMostEntries, "senders"));
-    entry.position = static_cast<std::uint32_t>(reader.get_number(kMostEntries, "position"));
+    entry.position = static_cast<std::uint32_t>(
+        reader.get_number(std::numeric_limits<std::uint32_t>::max(), "position"));
     if (entry.key.empty() || entry.key.front() > static_cast<char>(EntryKind::kPending) ||
         entry.key.front() < 0 || entry.senders >= round.senders.size()) {
       Reader::malformed("an unknown entry");
@@ -251,7 +255,9 @@ RoundEntries merge(const RoundEntries& a, const RoundEntries& b) {
     }
     if (order >= 0) {
       from.second = theirs->senders;
-      if (order > 0 || a.senders[from.first].last() < b.senders[from.second].last()) {
+      const bool waits = theirs->key.front() == static_cast<char>(EntryKind::kPending);
+      if (order > 0 || (waits ? entry.position < theirs->position
+                              : a.senders[from.first].last() < b.senders[from.second].last())) {
         entry = *theirs;
       }
       ++theirs;

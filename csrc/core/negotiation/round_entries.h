@@ -48,9 +48,11 @@ enum class EntryKind : char {
 
 /// Something that one rank says, or several alike.
 struct Entry {
-  std::string_view key;        ///< kind, then text; equal for all senders, and for nothing else
-  std::uint32_t senders = 0;   ///< which of RoundEntries::senders
-  std::uint32_t position = 0;  ///< its place in what the highest of the ranks has submitted
+  std::string_view key;       ///< kind, then text; equal for all senders, and for nothing else
+  std::uint32_t senders = 0;  ///< which of RoundEntries::senders
+  /// Its place in what the highest of the ranks has submitted; of a name that waits, for how many
+  /// milliseconds the rank that has waited longest does.
+  std::uint32_t position = 0;
 };
 
 /// Upper limit of the entries of one round, for any number of ranks; a single entry may exceed it.

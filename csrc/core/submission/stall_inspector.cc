@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <exception>
 #include <fstream>
-#include <iterator>
 #include <memory>
+#include <tuple>
 
 #include "csrc/base/log.h"
 #include "csrc/base/text.h"
@@ -16,12 +16,14 @@
 namespace aiacc {
 namespace {
 
-std::string json_list(const std::vector<int>& ranks) {
-  return shape_text({ranks.begin(), ranks.end()});
+std::string json_list(const RankSet& ranks) {
+  const std::vector<int> list = ranks.ranks();
+  return shape_text({list.begin(), list.end()});
 }
 
 /// "1, 3 to 998".
-std::string spans(const std::vector<int>& ranks) {
+std::string spans(const RankSet& set) {
+  const std::vector<int> ranks = set.ranks();
   std::string text;
   for (std::size_t first = 0, next = 0; first < ranks.size(); first = next) {
     for (next = first + 1; next < ranks.size() && ranks[next] == ranks[next - 1] + 1; ++next) {
@@ -40,37 +42,13 @@ std::string fixed(double value) {
   return text;
 }
 
-/// Who has submitted it.
-RankSet ranks_with(const Answers& answers, const std::string& label) {
-  const auto found =
-      std::lower_bound(answers.names.begin(),
-                       answers.names.end(),
-                       label,
-                       [](const PendingName& name, const auto& l) { return name.label < l; });
-  return found != answers.names.end() && found->label == label ? found->ranks : RankSet();
-}
-
-RankSet set_of(const std::vector<int>& ranks) {
-  RankSet set;
-  for (const int rank : ranks) {
-    set.add(rank);
-  }
-  return set;
-}
-
 /// What missing ranks wait for and those that have submitted the tensor do not; "" for nothing. A
 /// name that is in the answers is there with all its ranks, also if others found no room.
 std::string other_wait_text(const Stall& stall, const Answers& answers) {
-  const RankSet missing = set_of(stall.missing);
-  const RankSet submitted = set_of(stall.submitted);
   for (const PendingName& name : answers.names) {
-    if (name.ranks.meets(missing) && !name.ranks.meets(submitted)) {
-      std::vector<int> ranks;
-      std::copy_if(
-          stall.missing.begin(), stall.missing.end(), std::back_inserter(ranks), [&](int rank) {
-            return name.ranks.has(rank);
-          });
-      return "; rank(s) " + spans(ranks) + " wait for '" + name.label + "'";
+    if (name.ranks.meets(stall.missing) && !name.ranks.meets(stall.submitted)) {
+      const RankSet others = name.ranks.without(stall.missing);
+      return "; rank(s) " + spans(name.ranks.without(others)) + " wait for '" + name.label + "'";
     }
   }
   return "";
@@ -78,81 +56,51 @@ std::string other_wait_text(const Stall& stall, const Answers& answers) {
 
 }  // namespace
 
-Clock::time_point StallInspector::next_check(const Pending& pending) const {
-  if (pending.empty()) {
-    return Clock::time_point::max();
+bool StallInspector::should_ask(const std::vector<PendingName>& pending,
+                                Clock::time_point now) const {
+  std::uint32_t waited_ms = 0;
+  for (const PendingName& name : pending) {
+    waited_ms = std::max(waited_ms, name.waited_ms);
   }
-  auto oldest = Clock::time_point::max();
-  for (const PendingOperation& operation : pending) {
-    oldest = std::min(oldest, operation.submitted);
-  }
-  auto check = Clock::time_point::max();
-  if (warn_s_ > 0) {
-    // Once in a period, whoever has asked: what is older by then is in the next report.
-    check = std::max(oldest, asked_) + duration_of(warn_s_);
-  }
-  if (fail_s_ > 0) {
-    const auto reached = oldest + duration_of(fail_s_);
-    check = std::min(check, reached > asked_ ? reached : asked_ + duration_of(fail_s_));
-  }
-  return check;
+  const auto oldest = now - std::chrono::milliseconds(waited_ms);
+  // Once in a period, whoever has asked: what is older by then is in the next report.
+  const bool warns = warn_s_ > 0 && now >= std::max(oldest, asked_) + duration_of(warn_s_);
+  const auto reached = oldest + duration_of(fail_s_);
+  return warns ||
+         (fail_s_ > 0 && now >= (reached > asked_ ? reached : asked_ + duration_of(fail_s_)));
 }
 
-bool StallInspector::should_ask(const Pending& pending, Clock::time_point now) {
-  if (now < next_check(pending)) {
-    return false;
-  }
-  asked_ = now;
-  return true;
-}
-
-std::vector<Stall> StallInspector::inspect(const Pending& pending,
-                                           const Answers& answers,
-                                           const ProcessSetTable& sets,
-                                           Clock::time_point now) const {
+std::vector<Stall> StallInspector::inspect(const Answers& answers) const {
   const double limit = std::min(warn_s_ > 0 ? warn_s_ : fail_s_, fail_s_ > 0 ? fail_s_ : warn_s_);
   std::vector<Stall> stalls;
   if (limit <= 0) {
     return stalls;
   }
-  const RankSet joined = ranks_with(answers, name_of(OpKind::kJoin));
-  for (const PendingOperation& operation : pending) {
-    Stall stall;
-    stall.name = operation.name;
-    stall.waited_s = std::chrono::duration<double>(now - operation.submitted).count();
-    if (stall.waited_s < limit) {
-      continue;
+  const auto join =
+      std::find_if(answers.names.begin(), answers.names.end(), [](const PendingName& name) {
+        return name.label == name_of(OpKind::kJoin);
+      });
+  const RankSet joined = join == answers.names.end() ? RankSet() : join->ranks;
+  for (const PendingName& name : answers.names) {
+    const double waited_s = name.waited_ms / 1000.0;
+    const RankSet missing =
+        name.is_message ? name.awaited : name.awaited.without(name.ranks).without(joined);
+    if (waited_s >= limit && !missing.empty()) {
+      stalls.push_back({name.label, waited_s, name.ranks, missing});
     }
-    if (!operation.awaited.empty()) {
-      stall.missing = operation.awaited;  // The answers say nothing about messages.
-      stalls.push_back(std::move(stall));
-      continue;
-    }
-    const RankSet submitted = ranks_with(answers, operation.name);
-    if (submitted.empty() && !answers.complete) {
-      continue;
-    }
-    answers.ranks.for_each([&](int rank) {
-      if (submitted.has(rank)) {
-        stall.submitted.push_back(rank);
-      } else if (sets.index_of(operation.process_set, rank) >= 0 && !joined.has(rank)) {
-        stall.missing.push_back(rank);
-      }
-    });
-    stalls.push_back(std::move(stall));
   }
   std::sort(stalls.begin(), stalls.end(), [](const Stall& a, const Stall& b) {
-    return a.waited_s > b.waited_s;
+    return std::tie(b.waited_s, a.name) < std::tie(a.waited_s, b.name);
   });
   return stalls;
 }
 
-std::vector<Stall> stalls_to_report(std::vector<Stall> stalls, int rank) {
-  const auto others = [&](const Stall& stall) {
-    return stall.missing.empty() || (!stall.submitted.empty() && stall.submitted.front() != rank);
-  };
-  stalls.erase(std::remove_if(stalls.begin(), stalls.end(), others), stalls.end());
-  return stalls;
+int stall_reporter(const std::vector<Stall>& stalls) {
+  int lowest = stalls.front().submitted.first();
+  for (const Stall& stall : stalls) {
+    lowest = std::min(lowest, stall.submitted.first());
+  }
+  return lowest;
 }
 
 std::string stall_text(const std::vector<Stall>& stalls, const Answers& answers) {
@@ -161,11 +109,8 @@ std::string stall_text(const std::vector<Stall>& stalls, const Answers& answers)
   for (std::size_t i = 0; i < shown; ++i) {
     const Stall& stall = stalls[i];
     text += (i == 0 ? "" : "; ") + std::string("tensor '") + stall.name + "' has waited " +
-            fixed(stall.waited_s) + " s for rank(s) " + spans(stall.missing);
-    if (!stall.submitted.empty()) {
-      text += "; rank(s) " + spans(stall.submitted) + " have submitted it" +
-              other_wait_text(stall, answers);
-    }
+            fixed(stall.waited_s) + " s for rank(s) " + spans(stall.missing) + "; rank(s) " +
+            spans(stall.submitted) + " have submitted it" + other_wait_text(stall, answers);
   }
   if (shown < stalls.size()) {
     text += "; " + std::to_string(stalls.size() - shown) + " more tensors wait";

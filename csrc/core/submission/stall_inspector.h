@@ -7,8 +7,6 @@
 
 #include "csrc/base/socket.h"
 #include "csrc/core/negotiation/message.h"
-#include "csrc/core/negotiation/process_set_table.h"
-#include "csrc/core/submission/tensor_table.h"
 
 namespace aiacc {
 
@@ -16,35 +14,28 @@ namespace aiacc {
 struct Stall {
   std::string name;
   double waited_s = 0;
-  std::vector<int> submitted;  ///< ranks
-  std::vector<int> missing;    ///< ranks
+  RankSet submitted;  ///< who waits
+  RankSet missing;
 };
 
 /// Detects and reports tensors that wait for ranks.
 ///
 /// Needs no help from the transport: the question and the answers travel in ordinary rounds, only
-/// when something of this rank has waited for `warn_s`. Threads: the loop thread's only. No
-/// I/O.
+/// when something of some rank has waited for `warn_s`. All ranks read the same out of the answers.
+/// Threads: the loop thread's only. No I/O.
 class StallInspector {
  public:
-  using Pending = std::vector<PendingOperation>;
-
   StallInspector(double warn_s, double fail_s) : warn_s_(warn_s), fail_s_(fail_s) {}
 
-  /// When to look again, given what is pending; max() if never.
-  Clock::time_point next_check(const Pending& pending) const;
-  /// True if a round should ask all ranks now; remembers that it did.
-  bool should_ask(const Pending& pending, Clock::time_point now);
-  /// All ranks have answered, whoever has asked: one question in a period is enough for a job.
-  void answered(Clock::time_point now) { asked_ = now; }
+  /// Whether to ask all ranks, given what is pending here.
+  bool should_ask(const std::vector<PendingName>& pending, Clock::time_point now) const;
+  /// Somebody has asked all ranks: one question in a period is enough for a job.
+  void asked(Clock::time_point now) { asked_ = now; }
 
-  /// What the answers of all ranks say about this rank's old tensors, oldest first. Only members of
-  /// a tensor's process set can be missing, and no rank that waits in join. Nothing about tensors
-  /// that the answers had no room for.
-  std::vector<Stall> inspect(const Pending& pending,
-                             const Answers& answers,
-                             const ProcessSetTable& sets,
-                             Clock::time_point now) const;
+  /// What the answers of all ranks say about old tensors, oldest first. Only members of a tensor's
+  /// process set can be missing, and no rank that waits in join. Nothing about tensors that the
+  /// answers had no room for.
+  std::vector<Stall> inspect(const Answers& answers) const;
   /// Whether a stall has lasted so long that the job shall fail (`fail_s`, 0: never).
   bool is_fatal(const Stall& stall) const { return fail_s_ > 0 && stall.waited_s >= fail_s_; }
 
@@ -57,8 +48,8 @@ class StallInspector {
 /// A report has no more, since the thread that answers other ranks writes it.
 inline constexpr std::size_t kMostStallsShown = 6;
 
-/// Those that rank `rank` reports: of the ranks that wait for a tensor, the first one does.
-std::vector<Stall> stalls_to_report(std::vector<Stall> stalls, int rank);
+/// Who reports them, of which there are some: of the ranks that wait, the lowest one.
+int stall_reporter(const std::vector<Stall>& stalls);
 
 /// "[stall] tensor 'x' has waited 60.0 s for rank(s) 1, 3; rank(s) 0, 2 have submitted it; ...", of
 /// the first `kMostStallsShown`. "; rank(s) 1 wait for 'y'" follows if missing ranks have submitted

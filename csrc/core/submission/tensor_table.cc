@@ -1,6 +1,7 @@
 #include "csrc/core/submission/tensor_table.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <utility>
 
@@ -271,21 +272,31 @@ std::string TensorTable::labels(const std::vector<const Operation*>& operations)
   return found > kNamed ? text + " and " + std::to_string(found - kNamed) + " more" : text;
 }
 
-std::vector<PendingOperation> TensorTable::undispatched() const {
-  std::vector<PendingOperation> pending;
+std::vector<PendingName> TensorTable::undispatched(const ProcessSetTable& sets,
+                                                   Clock::time_point now) const {
+  std::vector<PendingName> pending;
   const std::lock_guard lock(mutex_);
   for (const auto& [process_set, by_name] : in_flight_) {
+    const std::vector<int>* members = sets.members(process_set);
+    if (members == nullptr) {
+      continue;  // It was removed: what waits in it fails.
+    }
+    const RankSet everyone = RankSet::of(*members);
     for (const auto& [name, operation] : by_name) {
       const Request& request = operation->request;
+      const std::chrono::duration<double, std::milli> waited = now - operation->submitted;
+      const auto waited_ms =
+          static_cast<std::uint32_t>(std::ceil(std::clamp(waited.count(), 0.0, 4e9)));
       if (is_message(request.kind)) {
         pending.push_back({operation_text(request.kind, process_set, operation->series),
-                           operation->submitted,
-                           process_set,
-                           request.root >= 0
-                               ? std::vector<int>{request.root}
-                               : std::vector<int>(request.numbers.begin(), request.numbers.end())});
+                           waited_ms,
+                           request.root >= 0 ? RankSet(request.root) : RankSet::of(request.numbers),
+                           true});
       } else if (!operation->dispatched.load() && request.kind != OpKind::kLeaveProcessSet) {
-        pending.push_back({label_of(process_set, request.name), operation->submitted, process_set});
+        const bool forms = request.kind == OpKind::kFormProcessSet;
+        pending.push_back({label_of(process_set, request.name),
+                           waited_ms,
+                           forms ? RankSet::of(request.numbers) : everyone});
       }
     }
   }

@@ -15,6 +15,7 @@
 #include "csrc/base/raw_bytes.h"
 #include "csrc/base/socket.h"
 #include "csrc/core/negotiation/message.h"
+#include "csrc/core/negotiation/process_set_table.h"
 #include "csrc/cuda/device_pool.h"
 #include "csrc/planning/device_placement.h"
 
@@ -105,14 +106,6 @@ struct Operation : TensorBuffers {
 /// with the operation and the bytes if this process cannot have so much.
 void* make_result(TensorBuffers& buffers, std::size_t bytes, const Operation& operation);
 
-/// What waits for other ranks, for reports.
-struct PendingOperation {
-  std::string name;  ///< its label, see label_of
-  Clock::time_point submitted;
-  std::uint32_t process_set = 0;
-  std::vector<int> awaited = {};  ///< for a message: whom it goes to, or may come from
-};
-
 /// Operations in flight, by process set and name, and results not yet collected, by handle.
 ///
 /// Threads: any. Handles are never reused in a process, whatever table they are from.
@@ -167,8 +160,9 @@ class TensorTable {
   std::size_t in_flight() const { return in_flight_count_.load(std::memory_order_acquire); }
   /// Labels of those of `operations` that are in flight, in words.
   std::string labels(const std::vector<const Operation*>& operations) const;
-  /// Everything that is not dispatched yet, and messages. Not leaves: no rank has to leave a set.
-  std::vector<PendingOperation> undispatched() const;
+  /// Everything that is not dispatched yet, and messages, with no ranks. Not leaves: no rank has to
+  /// leave a set.
+  std::vector<PendingName> undispatched(const ProcessSetTable& sets, Clock::time_point now) const;
 
  private:
   /// The names are those of the operations.

@@ -179,6 +179,39 @@ TEST_P(StallTest, WarnsWithNamesAndRanksAndGoesOn) {
   std::filesystem::remove(path);
 }
 
+/// Every rank waits for something of its own, and any of them may ask the others.
+TEST_P(StallTest, AJobReportsOnceInAPeriodWhoeverAsks) {
+  const auto path = std::filesystem::temp_directory_path() /
+                    ("aiacc_stall_" + std::to_string(getpid()) + ".json");
+  world_.options.stall_warn_s = 0.1;
+  world_.options.stall_file = path.string();
+  testing::internal::CaptureStderr();
+  const auto start = Clock::now();
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    configure_log(LogLevel::kWarning, -1);
+    const std::string mine = "t" + std::to_string(rank);
+    float value = 1;
+    const Handle handle = submit(*parts.coordinator, make_request(mine, {1}), &value, &value);
+    while (rank == 1 && occurrences(read_file(path), R"("t2")") < 4) {  // no event
+      std::this_thread::yield();
+    }
+    if (rank != 1) {
+      expect_error(status_of([&] { parts.coordinator->wait(handle); }), Code::kShutdown);
+    }
+  });
+  const std::chrono::duration<double> elapsed = Clock::now() - start;
+  const std::string log = testing::internal::GetCapturedStderr();
+  const std::string file = read_file(path);
+  const auto reports = occurrences(log, "[stall]");
+  EXPECT_GE(reports, 2U);
+  EXPECT_LE(static_cast<double>(reports), elapsed.count() / world_.options.stall_warn_s);
+  for (const std::string name : {"t0", "t1", "t2"}) {
+    EXPECT_GE(occurrences(log, "'" + name + "' has waited"), reports - 1) << log;
+    EXPECT_GE(occurrences(file, '"' + name + '"'), reports - 1) << file;
+  }
+  std::filesystem::remove(path);
+}
+
 TEST_P(StallTest, FailsTheJobOnEveryRankAndSaysWhatEachWaitsForWhenTheLimitIsReached) {
   world_.options.stall_fail_s = 0.05;
   world_.options.patience = std::chrono::hours(1);  // nobody joins who has not submitted
@@ -202,7 +235,7 @@ TEST(StallFile, KeepsNobodyThoughItCannotBeWritten) {
                     ("aiacc_stall_" + std::to_string(getpid()) + ".fifo");
   ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
   StallFile file(path);
-  const std::vector<Stall> stalls = {{"late", 60, {0}, {1}}};
+  const std::vector<Stall> stalls = {{"late", 60, RankSet(0), RankSet(1)}};
   file.append(stalls);
   configure_log(LogLevel::kWarning, -1);
   testing::internal::CaptureStderr();

@@ -50,7 +50,8 @@ RoundMessage message_of(int rank, std::size_t slots) {
   }
   message.answers.ranks.add(rank);
   for (const std::string& name : {std::string("a"), std::string("b"), std::string(300, 'x')}) {
-    message.answers.names.push_back({name, RankSet(rank)});
+    message.answers.names.push_back(
+        {name, 70000 + 10 * static_cast<std::uint32_t>(rank), RankSet(0, 4), false, RankSet(rank)});
   }
   message.proposal = Proposal{rank, {4, 1 << 20, 2}};
   message.proposal->parameters.algorithm = Algorithm::kTree;
@@ -84,7 +85,10 @@ TEST(RoundMessage, ComesBackAsItWasEncoded) {
     EXPECT_TRUE(same_signature(*got.texts[0].request, requests_of(2)[0]));
     EXPECT_FALSE(got.texts[0].request->cacheable);
     ASSERT_EQ(got.answers.names.size(), 3U);
-    EXPECT_EQ(got.answers.names[2].label, message.answers.names[2].label);
+    const PendingName& name = got.answers.names[2];
+    EXPECT_EQ(name.label, message.answers.names[2].label);
+    EXPECT_EQ(name.waited_ms, 70020U);
+    EXPECT_EQ(name.awaited, RankSet(0, 4));
     const Parameters& parameters = got.proposal.value().parameters;
     EXPECT_EQ(parameters.epoch, 4U);
     EXPECT_EQ(parameters.unit_bytes, 1U << 20);
@@ -144,6 +148,7 @@ TEST(CombineRounds, AndsBitsOrsFlagsMergesEntries) {
   EXPECT_EQ(both.answers.ranks, RankSet(0, 1));
   ASSERT_EQ(both.answers.names.size(), 3U);
   EXPECT_EQ(both.answers.names[0].ranks, RankSet(0, 1));
+  EXPECT_EQ(both.answers.names[0].waited_ms, 70010U) << "of the rank that has waited longest";
   EXPECT_EQ(both.proposal->rank, 0) << "the lowest rank's";
   Bytes other_way = encoded(b);
   combine_rounds(other_way, encoded(a));

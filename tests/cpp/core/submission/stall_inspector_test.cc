@@ -11,15 +11,16 @@
 namespace aiacc {
 namespace {
 
-using Pending = StallInspector::Pending;
-
 const Clock::time_point kStart = Clock::time_point{} + std::chrono::hours(1);
-
-const ProcessSetTable kSets(3);
 
 Clock::time_point at(double seconds) {
   return kStart +
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+/// What has waited so long at a rank, and is that of three ranks.
+PendingName waits(const std::string& label, double seconds, const RankSet& ranks = {}) {
+  return {label, static_cast<std::uint32_t>(1000 * seconds), RankSet(0, 2), false, ranks};
 }
 
 /// What the ranks, from 0 on, have submitted.
@@ -27,105 +28,87 @@ Answers answers_of(const std::vector<std::vector<std::string>>& by_rank) {
   Answers answers;
   std::map<std::string, RankSet> names;
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
-    answers.ranks.add(static_cast<int>(rank));
     for (const std::string& name : by_rank[rank]) {
       names[name].add(static_cast<int>(rank));
     }
   }
   for (const auto& [name, ranks] : names) {
-    answers.names.push_back({name, ranks});
+    answers.names.push_back(waits(name, 20, ranks));
   }
   return answers;
 }
 
 TEST(StallInspector, NeverAsksWithoutReasonOrSwitchedOff) {
-  StallInspector inspector(10, 0);
-  EXPECT_EQ(inspector.next_check({}), Clock::time_point::max());
+  const StallInspector inspector(10, 0);
   EXPECT_FALSE(inspector.should_ask({}, at(1000)));
-  EXPECT_FALSE(inspector.should_ask({{"x", at(0)}}, at(9.9)));
-  StallInspector off(0, 0);
-  EXPECT_EQ(off.next_check({{"x", at(0)}}), Clock::time_point::max());
-  EXPECT_FALSE(off.should_ask({{"x", at(0)}}, at(1e6)));
-  EXPECT_TRUE(off.inspect({{"x", at(0)}}, answers_of({{"x"}, {}}), kSets, at(1)).empty())
-      << "what others have asked for";
+  EXPECT_FALSE(inspector.should_ask({waits("x", 9.9)}, at(9.9)));
+  const StallInspector off(0, 0);
+  EXPECT_FALSE(off.should_ask({waits("x", 1e6)}, at(1e6)));
+  EXPECT_TRUE(off.inspect(answers_of({{"x"}, {}})).empty()) << "what others have asked for";
 }
 
-TEST(StallInspector, AsksOncePerPeriodAboutTheOldest) {
+TEST(StallInspector, AsksOncePerPeriodAboutTheOldestWhoeverAsks) {
   StallInspector inspector(10, 0);
-  const Pending pending = {{"young", at(5)}, {"old", at(0)}};
-  EXPECT_EQ(inspector.next_check(pending), at(10));
-  EXPECT_TRUE(inspector.should_ask(pending, at(10)));
-  EXPECT_FALSE(inspector.should_ask(pending, at(15)));
-  EXPECT_EQ(inspector.next_check(pending), at(20));
-  EXPECT_TRUE(inspector.should_ask(pending, at(20)));
-}
-
-TEST(StallInspector, AsksNothingInAPeriodInWhichAnotherRankHasAsked) {
-  StallInspector inspector(10, 0);
-  const Pending pending = {{"x", at(1)}};
-  inspector.answered(at(10));
-  EXPECT_FALSE(inspector.should_ask(pending, at(19)));
-  EXPECT_TRUE(inspector.should_ask(pending, at(20)));
+  const auto asks_at = [&](double now) {
+    return inspector.should_ask({waits("young", now - 5), waits("old", now)}, at(now));
+  };
+  EXPECT_FALSE(asks_at(9.9));
+  EXPECT_TRUE(asks_at(10));
+  inspector.asked(at(10));
+  EXPECT_FALSE(asks_at(15));
+  EXPECT_TRUE(asks_at(20));
 }
 
 TEST(StallInspector, AsksWhenTheLimitOfFailureIsReached) {
   StallInspector inspector(60, 100);
-  const Pending pending = {{"x", at(0)}};
-  EXPECT_TRUE(inspector.should_ask(pending, at(60)));
-  EXPECT_EQ(inspector.next_check(pending), at(100)) << "not a whole warning period later";
-  EXPECT_TRUE(inspector.should_ask(pending, at(100)));
-  EXPECT_EQ(inspector.next_check(pending), at(160)) << "it was not fatal: go on warning";
-  EXPECT_EQ(StallInspector(0, 3).next_check({{"x", at(1)}}), at(4)) << "failure alone";
+  const auto asks_at = [&](double now) { return inspector.should_ask({waits("x", now)}, at(now)); };
+  EXPECT_TRUE(asks_at(60));
+  inspector.asked(at(60));
+  EXPECT_FALSE(asks_at(99));
+  EXPECT_TRUE(asks_at(100)) << "not a whole warning period later";
+  inspector.asked(at(100));
+  EXPECT_FALSE(asks_at(159));
+  EXPECT_TRUE(asks_at(160)) << "it was not fatal: go on warning";
+  EXPECT_TRUE(StallInspector(0, 3).should_ask({waits("x", 3)}, at(4))) << "failure alone";
 }
 
 TEST(StallInspector, NamesWhoHasAndWhoHasNotSubmitted) {
   const StallInspector inspector(10, 30);
-  const Pending pending = {{"a", at(5)}, {"b", at(0)}, {"fresh", at(15)}};
-  const auto stalls =
-      inspector.inspect(pending, answers_of({{"a", "b", "fresh"}, {"b"}, {"a"}}), kSets, at(20));
+  Answers answers;
+  answers.names = {waits("a", 15, RankSet(1)), waits("b", 20, RankSet(0, 1))};
+  answers.names.push_back(waits("fresh", 5, RankSet(1)));
+  answers.names.push_back(waits("ready", 15, RankSet(0, 2)));
+  const auto stalls = inspector.inspect(answers);
   ASSERT_EQ(stalls.size(), 2U);
   EXPECT_EQ(stalls[0].name, "b") << "oldest first";
-  EXPECT_EQ(stalls[0].submitted, (std::vector<int>{0, 1}));
-  EXPECT_EQ(stalls[0].missing, (std::vector<int>{2}));
+  EXPECT_EQ(stalls[0].submitted, RankSet(0, 1));
+  EXPECT_EQ(stalls[0].missing, RankSet(2));
   EXPECT_DOUBLE_EQ(stalls[0].waited_s, 20);
-  EXPECT_EQ(stalls[1].missing, (std::vector<int>{1}));
+  EXPECT_EQ(stalls[1].missing.ranks(), (std::vector<int>{0, 2}));
+  EXPECT_EQ(stall_reporter(stalls), 0);
   EXPECT_FALSE(inspector.is_fatal(stalls[0]));
-  const auto later = inspector.inspect(pending, answers_of({{"b"}, {}}), kSets, at(30));
-  EXPECT_TRUE(inspector.is_fatal(later[0]));
+  answers.names[1].waited_ms = 30000;
+  EXPECT_TRUE(inspector.is_fatal(inspector.inspect(answers)[0]));
 }
 
-TEST(StallInspector, OnlyMembersOfTheProcessSetThatHaveNotJoinedCanBeMissing) {
-  ProcessSetTable sets(4);
-  const std::uint32_t id = sets.add({1, 3});
-  const std::string label = label_of(id, "x");
+TEST(StallInspector, OnlyWhoIsAwaitedAndHasNotJoinedCanBeMissing) {
   const StallInspector inspector(10, 0);
-  const auto stalls = inspector.inspect({{label, at(0), id}, {"y", at(1)}},
-                                        answers_of({{"join"}, {label, "y"}, {"x"}, {"x"}}),
-                                        sets,
-                                        at(20));
-  ASSERT_EQ(stalls.size(), 2U);
-  EXPECT_EQ(stalls[0].submitted, std::vector<int>{1});
-  EXPECT_EQ(stalls[0].missing, std::vector<int>{3});
-  EXPECT_EQ(stalls[1].missing, (std::vector<int>{2, 3}));
-}
-
-/// Of a name beyond the end of an incomplete list nobody knows who has submitted it.
-TEST(StallInspector, NothingIsSaidAboutNamesThatHadNoRoom) {
-  const StallInspector inspector(10, 0);
-  Answers answers = answers_of({{"a"}, {}, {}});
-  const Pending pending = {{"a", at(0)}, {"b", at(1)}};
-  EXPECT_EQ(inspector.inspect(pending, answers, kSets, at(20)).size(), 2U);
-  answers.complete = false;
-  const auto stalls = inspector.inspect(pending, answers, kSets, at(20));
-  ASSERT_EQ(stalls.size(), 1U);
-  EXPECT_EQ(stalls[0].name, "a");
+  Answers answers = answers_of({{"join"}, {"x", "y"}, {}});
+  answers.names[1].awaited = RankSet(0, 1);
+  answers.names.push_back({"receive 'z'", 30000, RankSet(0, 1), true, RankSet(1)});
+  const auto stalls = inspector.inspect(answers);
+  ASSERT_EQ(stalls.size(), 3U);
+  EXPECT_EQ(stalls[0].missing, RankSet(0, 1)) << "a message, also of a rank that has joined";
+  EXPECT_EQ(stalls[1].name, "join");
+  EXPECT_EQ(stalls[2].name, "y");
+  EXPECT_EQ(stalls[2].missing, RankSet(2));
 }
 
 TEST(StallInspector, SaysWhatTheMissingRanksWaitForAndTheOthersDoNot) {
   Stall stall;
   stall.name = "x";
-  stall.submitted = {0};
-  stall.missing = {1, 2};
+  stall.submitted = RankSet(0);
+  stall.missing = RankSet(1, 2);
   const std::string have = "for rank(s) 1, 2; rank(s) 0 have submitted it";
   const struct {
     const char* what;
@@ -142,30 +125,22 @@ TEST(StallInspector, SaysWhatTheMissingRanksWaitForAndTheOthersDoNot) {
     SCOPED_TRACE(what);
     expect_parts(stall_text({stall}, answers), {have + said + ". Do all"});
   }
-  stall.submitted = {};  // a message: nobody knows who waits for what
-  expect_parts(stall_text({stall}, rows[0].answers), {"for rank(s) 1, 2. Do all"});
 }
 
-TEST(StallInspector, AJobReportsATensorOnceAndFewTensors) {
-  std::vector<Stall> stalls(1000);
-  for (std::size_t i = 0; i < stalls.size(); ++i) {
-    stalls[i].name = "t" + std::to_string(i);
-    stalls[i].submitted = {static_cast<int>(i % 2), 2};
-    for (int rank = 3; rank < 1000; ++rank) {
-      stalls[i].missing.push_back(rank);
-    }
+TEST(StallInspector, AJobReportsOnceAndFewTensors) {
+  constexpr int kRanks = 1000;
+  Answers answers;
+  for (int i = 0; i < 6000; ++i) {
+    answers.names.push_back({"t" + std::to_string(i), 20000, RankSet(0, kRanks - 1)});
+    answers.names.back().ranks = RankSet::of(std::vector<int>{1 + i % 2, 3});
   }
-  stalls[4].submitted = {};  // a message
-  stalls[2].missing = {};
-  EXPECT_TRUE(stalls_to_report({stalls[0]}, 2).empty());
-  const auto mine = stalls_to_report(stalls, 1);
-  ASSERT_EQ(mine.size(), 501U);
-  EXPECT_EQ(mine[0].name, "t1");
-  EXPECT_EQ(mine[2].name, "t4");
-  const std::string text = stall_text(mine, {});
+  const auto stalls = StallInspector(10, 0).inspect(answers);
+  ASSERT_EQ(stalls.size(), 6000U);
+  EXPECT_EQ(stall_reporter(stalls), 1);
+  const std::string text = stall_text(stalls, {});
   expect_parts(text,
-               {"for rank(s) 3 to 999; rank(s) 1, 2 have submitted it; tensor 't3' has",
-                "; 495 more tensors wait. Do all"});
+               {"for rank(s) 0, 2, 4 to 999; rank(s) 1, 3 have submitted it; tensor 't1' has",
+                "; 5994 more tensors wait. Do all"});
   EXPECT_LT(text.size(), 700U);
 }
 
@@ -173,8 +148,8 @@ TEST(StallInspector, TextAndJson) {
   Stall stall;
   stall.name = "conv\"1\"\\w\n";
   stall.waited_s = 61.04;
-  stall.submitted = {0, 2};
-  stall.missing = {1, 3};
+  stall.submitted = RankSet::of(std::vector<int>{0, 2});
+  stall.missing = RankSet::of(std::vector<int>{1, 3});
   expect_parts(stall_text({stall}, {}),
                {"has waited 61.0 s for rank(s) 1, 3; rank(s) 0, 2 have submitted it"});
   EXPECT_EQ(stall_json(stall),

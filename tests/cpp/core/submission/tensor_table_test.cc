@@ -72,17 +72,39 @@ TEST(TensorTable, ANameIsInFlightOncePerProcessSet) {
       status_of([&] { submit(table, "w"); }), Code::kInvalidArgument, {"'w' is already in flight"});
   EXPECT_EQ(code_of([&] { submit(table, "w", 1); }), Code::kInvalidArgument);
   EXPECT_EQ(table.in_flight(), 2U);
-  const auto pending = table.undispatched();
+  ProcessSetTable sets(4);
+  EXPECT_EQ(table.undispatched(sets, Clock::now()).size(), 1U) << "the other fails";
+  sets.add({1, 3});
+  const auto later = Clock::now() + std::chrono::seconds(5);
+  const auto pending = table.undispatched(sets, later);
   ASSERT_EQ(pending.size(), 2U);
-  EXPECT_EQ(pending[1].name, "w (process set 1)");
-  EXPECT_EQ(pending[1].process_set, 1U);
+  EXPECT_EQ(pending[0].awaited, RankSet(0, 3));
+  EXPECT_EQ(pending[1].label, "w (process set 1)");
+  EXPECT_EQ(pending[1].awaited.ranks(), (std::vector<int>{1, 3}));
+  EXPECT_GE(pending[1].waited_ms, 5000U);
   const auto drained = drain(table);
   drained[0]->dispatched.store(true);
-  EXPECT_EQ(table.undispatched().size(), 1U);
+  EXPECT_EQ(table.undispatched(sets, later).size(), 1U);
   table.complete(drained, {});
   EXPECT_EQ(table.in_flight(), 0U);
   EXPECT_NE(submit(table, "w"), handle) << "handles are never used again";
   submit(table, "w", 1);
+}
+
+TEST(TensorTable, WhatWaitsSaysForWhom) {
+  const std::vector<std::pair<OpKind, int>> rows = {
+      {OpKind::kFormProcessSet, 0}, {OpKind::kSend, 3}, {OpKind::kReceive, -1}};
+  for (const auto& [kind, root] : rows) {
+    TensorTable table;
+    Request request = make_request("x", kind, {1});
+    request.root = root;
+    request.numbers = {2, 1};
+    submit(table, request);
+    const auto pending = table.undispatched(ProcessSetTable(4), Clock::now());
+    ASSERT_EQ(pending.size(), 1U);
+    EXPECT_EQ(pending[0].awaited, kind == OpKind::kSend ? RankSet(3) : RankSet(1, 2));
+    EXPECT_EQ(pending[0].is_message, kind != OpKind::kFormProcessSet);
+  }
 }
 
 /// Counted for each kind, process set and generation; changes of process sets share a count, since

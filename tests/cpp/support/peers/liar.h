@@ -125,7 +125,7 @@ class Liar {
         return;
       case 2:
         message.answers.ranks.add(static_cast<int>(below(static_cast<std::size_t>(size) + 1)));
-        message.answers.names.push_back({"allreduce.x", RankSet(rank)});
+        message.answers.names.push_back({"allreduce.x", 1, {}, false, RankSet(rank)});
         return;
       case 3:
         message.proposal = Proposal{rank, {1, 1 + below(1 << 20), 1}};
