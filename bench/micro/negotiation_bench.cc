@@ -101,7 +101,7 @@ class Job {
     std::size_t tensors = 0;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       rank0_->submit(tensors_[i], i + 1);
-      queued += tensors_[i].bytes();
+      queued += tensors_[i].tensors[0].bytes();
       ++tensors;
       const bool flushed = !first_ && unit_bytes > 0 && queued >= unit_bytes;
       if (flushed || i + 1 == tensors_.size()) {
@@ -193,7 +193,7 @@ std::vector<Request> read_tensors() {
     Request request;
     words >> request.name;
     for (std::int64_t extent = 0; words >> extent;) {
-      request.shape.push_back(extent);
+      request.tensors[0].shape.push_back(extent);
     }
     tensors.push_back(std::move(request));
   }

@@ -31,9 +31,10 @@ void assign(Operation& operation, const HostTensor& tensor, PyObject* const* arg
   request.kind = OpKind::kAllreduce;
   assign_op_name(request.name, verb, arguments[kName]);
   operation.series = request.name.empty() ? verb : "";
-  request.shape.assign(tensor.shape, tensor.shape + tensor.dimensions);
-  request.dtype = tensor.dtype;
-  request.more.clear();
+  request.tensors.resize(1);
+  TensorSpec& spec = request.tensors.front();
+  spec.shape.assign(tensor.shape, tensor.shape + tensor.dimensions);
+  spec.dtype = tensor.dtype;
   request.process_set = static_cast<std::uint32_t>(integer(arguments[kProcessSet]));
   request.device = -1;
   request.op = reduce_op_from(static_cast<int>(integer(arguments[kOp])));
@@ -42,7 +43,7 @@ void assign(Operation& operation, const HostTensor& tensor, PyObject* const* arg
   request.wire = WireFormat::kTensor;
   request.root = 0;
   request.numbers.clear();
-  operation.input = operation.output = tensor.address;
+  operation.buffers.front().input = operation.buffers.front().output = tensor.address;
 }
 
 PyObject* allreduce_in_place(PyObject*, PyObject* const* arguments, Py_ssize_t count) {

@@ -20,8 +20,7 @@ std::shared_ptr<Operation> message(
   std::shared_ptr<Operation> operation = coordinator.acquire();
   operation->request = {};
   operation->request.kind = kind;
-  operation->request.dtype = DataType::kUInt8;
-  operation->request.shape = {bytes};
+  operation->request.tensors.front() = {DataType::kUInt8, {bytes}};
   operation->request.root = peer;
   operation->series = std::move(key);
   return operation;
@@ -31,7 +30,8 @@ Handle send(std::uintptr_t input, std::int64_t bytes, int to, std::string key) {
   const auto session = Runtime::instance().session();
   Coordinator& coordinator = session->coordinator();
   auto operation = message(coordinator, OpKind::kSend, bytes, to, std::move(key));
-  operation->input = reinterpret_cast<void*>(input);  // NOLINT(performance-no-int-to-ptr)
+  operation->buffers.front().input =
+      reinterpret_cast<void*>(input);  // NOLINT(performance-no-int-to-ptr)
   return coordinator.submit(std::move(operation));
 }
 
@@ -44,7 +44,8 @@ Handle receive(std::uintptr_t output,
   Coordinator& coordinator = session->coordinator();
   auto operation = message(coordinator, OpKind::kReceive, bytes, from, std::move(key));
   operation->request.numbers = std::move(sources);
-  operation->output = reinterpret_cast<void*>(output);  // NOLINT(performance-no-int-to-ptr)
+  operation->buffers.front().output =
+      reinterpret_cast<void*>(output);  // NOLINT(performance-no-int-to-ptr)
   return coordinator.submit(std::move(operation));
 }
 

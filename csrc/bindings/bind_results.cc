@@ -79,8 +79,8 @@ py::tuple times(Handle handle) {
 
 /// Shape of what an all-gather or all-to-all gave.
 std::vector<std::int64_t> shape_of(Operation& operation, std::size_t index) {
-  std::vector<std::int64_t> shape = operation.request.tensor(index).shape;
-  const auto& rows = operation.tensor(index).first_extents;
+  std::vector<std::int64_t> shape = operation.request.tensors[index].shape;
+  const auto& rows = operation.buffers[index].first_extents;
   shape.front() = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
   return shape;
 }
@@ -114,7 +114,7 @@ class Finished {
 
   /// Bytes and shape of tensor `index`; the array takes the memory over.
   py::tuple output(std::size_t index) {
-    TensorBuffers& buffers = operation_->tensor(index);
+    TensorBuffers& buffers = operation_->buffers[index];
     const std::vector<std::int64_t> shape = shape_of(*operation_, index);
     auto memory = std::make_unique<RawBytes>(std::move(buffers.gathered));
     const auto bytes = static_cast<py::ssize_t>(memory->size());
@@ -139,7 +139,7 @@ py::tuple take_output(Handle handle) {
 py::list take_outputs(Handle handle) {
   Finished finished(handle, OpKind::kAllgather, "take_outputs");
   py::list outputs;
-  for (std::size_t i = 0; i < finished.operation().request.tensors(); ++i) {
+  for (std::size_t i = 0; i < finished.operation().request.tensors.size(); ++i) {
     outputs.append(finished.output(i));
   }
   return outputs;
@@ -147,7 +147,7 @@ py::list take_outputs(Handle handle) {
 
 py::tuple take_alltoall(Handle handle) {
   Finished finished(handle, OpKind::kAlltoall, "take_alltoall");
-  const py::tuple received(py::cast(finished.operation().first_extents));
+  const py::tuple received(py::cast(finished.operation().buffers.front().first_extents));
   const py::tuple output = finished.output(0);
   return py::make_tuple(output[0], output[1], received);
 }
@@ -160,7 +160,7 @@ py::list output_shapes(Handle handle) {
     operation = session->coordinator().wait(handle, check_signals);
   }
   py::list shapes;
-  for (std::size_t i = 0; i < operation->request.tensors(); ++i) {
+  for (std::size_t i = 0; i < operation->request.tensors.size(); ++i) {
     shapes.append(py::tuple(py::cast(shape_of(*operation, i))));
   }
   return shapes;
@@ -171,15 +171,15 @@ py::tuple take_into(Handle handle, const std::vector<std::uintptr_t>& outputs, s
   Coordinator& coordinator = session->coordinator();
   const auto operation = coordinator.wait(handle);
   const Request& request = operation->request;
-  if (!request.on_gpu() || outputs.size() != request.tensors()) {
+  if (!request.on_gpu() || outputs.size() != request.tensors.size()) {
     throw Error(Code::kInvalidArgument,
                 "[handle] take_into of " + std::to_string(outputs.size()) + " outputs (expected " +
-                    std::to_string(request.tensors()) + ", of tensors on a GPU)");
+                    std::to_string(request.tensors.size()) + ", of tensors on a GPU)");
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const std::vector<std::int64_t> shape = shape_of(*operation, i);
     const auto rows = static_cast<std::uint64_t>(shape.front());
-    check_address(outputs[i], rows * request.tensor(i).row_elements(), "output");
+    check_address(outputs[i], rows * request.tensors[i].row_elements(), "output");
   }
   auto* stream = reinterpret_cast<CudaStream>(to);  // NOLINT(performance-no-int-to-ptr)
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -190,8 +190,9 @@ py::tuple take_into(Handle handle, const std::vector<std::uintptr_t>& outputs, s
         stream);
   }
   coordinator.release(handle);
-  return request.kind == OpKind::kAlltoall ? py::tuple(py::cast(operation->first_extents))
-                                           : py::tuple();
+  return request.kind == OpKind::kAlltoall
+             ? py::tuple(py::cast(operation->buffers.front().first_extents))
+             : py::tuple();
 }
 
 std::int64_t take_join(Handle handle) {

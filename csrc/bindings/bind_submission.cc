@@ -55,10 +55,11 @@ void assign_group(Request& request, PyObject* shapes, PyObject* dtypes) {
                 "[submit] a group with " + std::to_string(tensors) +
                     " dtypes (expected as many shapes, at least 1)");
   }
-  request.more.resize(static_cast<std::size_t>(tensors) - 1);
+  request.tensors.resize(static_cast<std::size_t>(tensors));
   for (Py_ssize_t i = 0; i < tensors; ++i) {
-    TensorSpec& spec = i == 0 ? request : request.more[static_cast<std::size_t>(i) - 1];
-    assign_spec(spec, PyTuple_GET_ITEM(shapes, i), PyTuple_GET_ITEM(dtypes, i));
+    assign_spec(request.tensors[static_cast<std::size_t>(i)],
+                PyTuple_GET_ITEM(shapes, i),
+                PyTuple_GET_ITEM(dtypes, i));
   }
 }
 
@@ -90,8 +91,8 @@ void assign(Submission& submission, PyObject* const* arguments, Py_ssize_t count
   if (PyTuple_Check(arguments[kDtype])) {
     assign_group(request, arguments[kShape], arguments[kDtype]);
   } else {
-    request.more.clear();
-    assign_spec(request, arguments[kShape], arguments[kDtype]);
+    request.tensors.resize(1);
+    assign_spec(request.tensors.front(), arguments[kShape], arguments[kDtype]);
   }
   request.process_set = static_cast<std::uint32_t>(integer(arguments[kProcessSet]));
   request.device = static_cast<std::int32_t>(integer(arguments[kDevice]));
@@ -164,17 +165,17 @@ Handle start(const Submission& submission, PyObject* const* arguments, Py_ssize_
   std::shared_ptr<Operation> operation = operation_of(submission, coordinator);
   operation->stream = count > 2 ? static_cast<CudaStream>(address(arguments[2])) : nullptr;
   PyObject* residuals = count > 3 ? arguments[3] : nullptr;
-  if (PyLong_Check(arguments[0]) && prepared.more.empty()) {
-    operation->input = address(arguments[0]);
-    operation->output = address(arguments[1]);
-    operation->residual = residuals == nullptr ? nullptr : address(residuals);
+  if (PyLong_Check(arguments[0]) && prepared.tensors.size() == 1) {
+    operation->buffers.front().input = address(arguments[0]);
+    operation->buffers.front().output = address(arguments[1]);
+    operation->buffers.front().residual = residuals == nullptr ? nullptr : address(residuals);
   } else {
-    const std::size_t tensors = prepared.tensors();
-    operation->more.resize(tensors - 1);
+    const std::size_t tensors = prepared.tensors.size();
+    operation->buffers.resize(tensors);
     for (std::size_t i = 0; i < tensors; ++i) {
-      operation->tensor(i).input = address(item(arguments[0], i, tensors));
-      operation->tensor(i).output = address(item(arguments[1], i, tensors));
-      operation->tensor(i).residual =
+      operation->buffers[i].input = address(item(arguments[0], i, tensors));
+      operation->buffers[i].output = address(item(arguments[1], i, tensors));
+      operation->buffers[i].residual =
           residuals == nullptr ? nullptr : address(item(residuals, i, tensors));
     }
   }
@@ -203,13 +204,13 @@ std::vector<void*> addresses_of(const Request& prepared,
                                 PyObject* const* tensors,
                                 std::size_t count) {
   std::vector<void*> addresses;
-  if (prepared.on_gpu() || count != prepared.tensors()) {
+  if (prepared.on_gpu() || count != prepared.tensors.size()) {
     return addresses;
   }
   addresses.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
     HostTensor tensor;
-    if (!read_host_tensor(tensors[i], tensor) || !fits(prepared.tensor(i), tensor)) {
+    if (!read_host_tensor(tensors[i], tensor) || !fits(prepared.tensors[i], tensor)) {
       return {};
     }
     addresses.push_back(tensor.address);
@@ -228,9 +229,9 @@ PyObject* start_in_place(PyObject* self, PyObject* const* tensors, Py_ssize_t co
     const auto session = Runtime::instance().session();
     Coordinator& coordinator = session->coordinator();
     std::shared_ptr<Operation> operation = operation_of(submission, coordinator);
-    operation->more.resize(addresses.size() - 1);
+    operation->buffers.resize(addresses.size());
     for (std::size_t i = 0; i < addresses.size(); ++i) {
-      operation->tensor(i).input = operation->tensor(i).output = addresses[i];
+      operation->buffers[i].input = operation->buffers[i].output = addresses[i];
     }
     return PyLong_FromLongLong(coordinator.submit(std::move(operation)));
   });

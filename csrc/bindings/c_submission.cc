@@ -69,8 +69,8 @@ class Callbacks final : public Completion {
   bool claim() { return !claimed_.exchange(true); }
 
   void* allocate(Operation& operation, std::size_t index) noexcept override {
-    std::vector<std::int64_t> shape = operation.request.tensor(index).shape;
-    const auto& rows = operation.tensor(index).first_extents;
+    std::vector<std::int64_t> shape = operation.request.tensors[index].shape;
+    const auto& rows = operation.buffers[index].first_extents;
     shape.front() = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
     memory_[index].address = as_callback([&] {
       return allocate_(context_,
@@ -122,7 +122,7 @@ class Callbacks final : public Completion {
 
   void collect_rows(Operation& operation, std::size_t index) {
     const Request& request = operation.request;
-    const auto& rows = operation.tensor(index).first_extents;
+    const auto& rows = operation.buffers[index].first_extents;
     if (received_ != nullptr) {
       std::copy(rows.begin(), rows.end(), received_ + index * rows.size());
     }
@@ -131,7 +131,7 @@ class Callbacks final : public Completion {
     }
     const std::uint64_t bytes =
         static_cast<std::uint64_t>(std::accumulate(rows.begin(), rows.end(), std::int64_t{0})) *
-        request.tensor(index).row_bytes();
+        request.tensors[index].row_bytes();
     if (bytes == 0) {
       return;
     }
@@ -189,10 +189,10 @@ void assign_tensors(const aiacc_submission& from, Request& request) {
   if (from.tensor_count > 1) {
     check_group(request.kind);
   }
-  request.more.resize(from.tensor_count - 1);
+  request.tensors.resize(from.tensor_count);
   for (std::uint32_t i = 0; i < from.tensor_count; ++i) {
     const aiacc_tensor& tensor = from.tensors[i];
-    TensorSpec& spec = i == 0 ? request : request.more[i - 1];
+    TensorSpec& spec = request.tensors[i];
     if (tensor.dimensions > kMaxDimensions || (tensor.dimensions > 0 && tensor.shape == nullptr)) {
       refuse("shape of " + std::to_string(tensor.dimensions) + " dimensions" +
              (tensor.shape == nullptr ? " at NULL" : "") + " (expected at most " +
@@ -232,7 +232,7 @@ Request request_from(const aiacc_submission& from) {
     refuse(std::to_string(from.split_count) + " splits at NULL (expected their address)");
   }
   request.numbers.assign(from.splits, from.splits + from.split_count);
-  request.dtype = DataType::kUInt8;  // of barrier and join, as Python's are
+  request.tensors.front().dtype = DataType::kUInt8;  // of barrier and join, as Python's are
   if (moves) {
     assign_tensors(from, request);
   }
@@ -251,11 +251,11 @@ Handle submit(const aiacc_submission& from) {
   operation->request = std::move(request);
   operation->series.clear();
   operation->stream = static_cast<CudaStream>(from.stream);
-  operation->more.resize(operation->request.more.size());
-  operation->input = operation->output = nullptr;
+  operation->buffers.resize(operation->request.tensors.size());
+  operation->buffers.front().input = operation->buffers.front().output = nullptr;
   for (std::uint32_t i = 0; i < from.tensor_count; ++i) {
-    operation->tensor(i).input = from.tensors[i].input;
-    operation->tensor(i).output = from.tensors[i].output;
+    operation->buffers[i].input = from.tensors[i].input;
+    operation->buffers[i].output = from.tensors[i].output;
   }
   operation->completion = std::make_unique<Callbacks>(from, coordinator.device_path());
   return coordinator.submit(std::move(operation));

@@ -45,9 +45,9 @@ void check_addresses(Operation& operation, const Communicator& communicator, int
   // The memory of an all-gather and of an all-to-all may come later.
   const bool writes =
       scatters || request.kind == OpKind::kAllreduce || request.kind == OpKind::kBroadcast;
-  for (std::size_t i = 0; i < request.tensors(); ++i) {
-    const TensorSpec& tensor = request.tensor(i);
-    const TensorBuffers& memory = operation.tensor(i);
+  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
+    const TensorSpec& tensor = request.tensors[i];
+    const TensorBuffers& memory = operation.buffers[i];
     if (tensor.elements() == 0) {
       continue;
     }
@@ -178,8 +178,9 @@ Handle Coordinator::submit_message(std::shared_ptr<Operation> operation) {
   Operation& message = *operation;
   const Request& request = message.request;
   check_message(request, message.series, plane_.size());
-  const void* memory = request.kind == OpKind::kSend ? message.input : message.output;
-  if (memory == nullptr && request.tensor(0).bytes() > 0) {
+  const void* memory = request.kind == OpKind::kSend ? message.buffers.front().input
+                                                     : message.buffers.front().output;
+  if (memory == nullptr && request.tensors[0].bytes() > 0) {
     refuse_null(operation_text(request.kind, 0, message.series), "memory");
   }
   TensorTable::Queued queued;
@@ -187,11 +188,16 @@ Handle Coordinator::submit_message(std::shared_ptr<Operation> operation) {
   plane_.wake_at(Clock::now() + tick_);  // Somebody has to look after the peers.
   const auto ticket = reinterpret_cast<std::uint64_t>(&message);
   if (request.kind == OpKind::kSend) {
-    messenger_.send(request.root, message.series, message.input, request.tensor(0).bytes(), ticket);
+    messenger_.send(request.root,
+                    message.series,
+                    message.buffers.front().input,
+                    request.tensors[0].bytes(),
+                    ticket);
   } else {
-    messenger_.receive(message.series,
-                       {request.root, message.output, request.tensor(0).bytes(), ticket},
-                       {request.numbers.begin(), request.numbers.end()});
+    messenger_.receive(
+        message.series,
+        {request.root, message.buffers.front().output, request.tensors[0].bytes(), ticket},
+        {request.numbers.begin(), request.numbers.end()});
   }
   return handle;
 }

@@ -63,12 +63,12 @@ void take_response(Operation& operation, const Response& response) {
   if (response.first_extents.empty()) {
     return;
   }
-  const std::size_t tensors = operation.request.tensors();
+  const std::size_t tensors = operation.request.tensors.size();
   const auto members = static_cast<std::ptrdiff_t>(response.first_extents.size() / tensors);
-  operation.more.resize(tensors - 1);
+  operation.buffers.resize(tensors);
   auto first = response.first_extents.begin();
   for (std::size_t i = 0; i < tensors; ++i, first += members) {
-    operation.tensor(i).first_extents.assign(first, first + members);
+    operation.buffers[i].first_extents.assign(first, first + members);
   }
 }
 
@@ -78,18 +78,18 @@ std::unique_ptr<Operation> answer_with_zeros(const Response& response) {
   operation->request = request;
   operation->zeros = !request.on_gpu();
   take_response(*operation, response);
-  operation->more.resize(request.tensors() - 1);
+  operation->buffers.resize(request.tensors.size());
   // No memory means zeros on a GPU.
-  for (std::size_t i = 0; i < request.tensors() && !request.on_gpu(); ++i) {
-    TensorBuffers& buffers = operation->tensor(i);
-    buffers.output = make_result(buffers, request.tensor(i).bytes(), *operation);
+  for (std::size_t i = 0; i < request.tensors.size() && !request.on_gpu(); ++i) {
+    TensorBuffers& buffers = operation->buffers[i];
+    buffers.output = make_result(buffers, request.tensors[i].bytes(), *operation);
     buffers.input = buffers.output;
   }
   return operation;
 }
 
 bool is_empty(Operation& operation) {
-  for (std::uint32_t i = 0; i < operation.request.tensors(); ++i) {
+  for (std::uint32_t i = 0; i < operation.request.tensors.size(); ++i) {
     if (planned_bytes({&operation, i}) > 0) {
       return false;
     }
@@ -128,7 +128,7 @@ void fill_planner_input(const std::vector<Operation*>& operations,
     // What is lost of a tensor must not depend on what travels with it by chance: what is coded
     // packs with its own operation alone.
     const auto others = static_cast<std::ptrdiff_t>(coded ? classes.size() : 0);
-    for (std::uint32_t i = 0; i < request.tensors(); ++i) {
+    for (std::uint32_t i = 0; i < request.tensors.size(); ++i) {
       const Piece piece{operation, i};
       auto found = std::find_if(classes.begin() + others, classes.end(), [&](const auto& known) {
         return packs_with(known.first, piece);

@@ -80,13 +80,13 @@ void DeviceExecutor::copy_gathered(Operation& operation,
                                    std::size_t tensor,
                                    void* to,
                                    CudaStream stream) {
-  DeviceBlock* block = operation.tensor(tensor).gathered_on_gpu.get();
+  DeviceBlock* block = operation.buffers[tensor].gathered_on_gpu.get();
   if (block == nullptr) {
     return;  // no rank had a row
   }
-  const TensorSpec& spec = operation.request.tensor(tensor);
+  const TensorSpec& spec = operation.request.tensors[tensor];
   std::uint64_t bytes = 0;
-  for (const std::int64_t rows : operation.tensor(tensor).first_extents) {
+  for (const std::int64_t rows : operation.buffers[tensor].first_extents) {
     bytes += static_cast<std::uint64_t>(rows) * spec.row_bytes();
   }
   Device& device = *gpu(operation.request.device).device;

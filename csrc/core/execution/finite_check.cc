@@ -73,7 +73,7 @@ void describe_inputs(const Unit& unit, CheckedUnit& checked) {
     tensor.name = piece.request().name;
     tensor.process_set = piece.request().process_set;
     tensor.index = piece.tensor;
-    tensor.group = static_cast<std::uint32_t>(piece.request().tensors());
+    tensor.group = static_cast<std::uint32_t>(piece.request().tensors.size());
   }
 }
 

@@ -20,8 +20,8 @@ struct Piece {
   std::uint32_t tensor = 0;
 
   const Request& request() const { return operation->request; }
-  const TensorSpec& spec() const { return operation->request.tensor(tensor); }
-  TensorBuffers& buffers() const { return operation->tensor(tensor); }
+  const TensorSpec& spec() const { return operation->request.tensors[tensor]; }
+  TensorBuffers& buffers() const { return operation->buffers[tensor]; }
 };
 
 /// Where the bytes of one slice are in memory, and among those of its unit.

@@ -59,8 +59,8 @@ bool operator==(const TensorSpec& a, const TensorSpec& b) {
 }
 
 std::uint64_t Request::total_bytes() const {
-  std::uint64_t total = bytes();
-  for (const TensorSpec& tensor : more) {
+  std::uint64_t total = 0;
+  for (const TensorSpec& tensor : tensors) {
     total += tensor.bytes();
   }
   return total;
@@ -69,11 +69,10 @@ std::uint64_t Request::total_bytes() const {
 bool same_factor(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 bool same_signature(const Request& a, const Request& b) {
-  return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.root == b.root &&
-         a.on_gpu() == b.on_gpu() && a.process_set == b.process_set &&
-         same_factor(a.prescale, b.prescale) && same_factor(a.postscale, b.postscale) &&
-         a.wire == b.wire && a.wire_detail == b.wire_detail && a.shape == b.shape &&
-         a.more == b.more && a.numbers == b.numbers;
+  return a.kind == b.kind && a.op == b.op && a.root == b.root && a.on_gpu() == b.on_gpu() &&
+         a.process_set == b.process_set && same_factor(a.prescale, b.prescale) &&
+         same_factor(a.postscale, b.postscale) && a.wire == b.wire &&
+         a.wire_detail == b.wire_detail && a.tensors == b.tensors && a.numbers == b.numbers;
 }
 
 std::uint32_t set_to_remove(const Request& request) {

@@ -70,10 +70,10 @@ bool operator==(const TensorSpec& a, const TensorSpec& b);
 inline bool operator!=(const TensorSpec& a, const TensorSpec& b) { return !(a == b); }
 
 /// A request for an operation: everything that the ranks must agree on before data moves.
-///
-/// The request itself is the first tensor; a group has more of them, which become ready together.
-struct Request : TensorSpec {
+struct Request {
   std::string name;
+  /// At least one; those of a group become ready together.
+  std::vector<TensorSpec> tensors = std::vector<TensorSpec>(1);
   OpKind kind = OpKind::kAllreduce;
   ReduceOp op = ReduceOp::kSum;
   /// Global rank: of a broadcast; of a message that is sent the target, of one that is received the
@@ -88,16 +88,16 @@ struct Request : TensorSpec {
   /// How the elements of an all-reduce travel, and are added up: narrower than they are.
   WireFormat wire = WireFormat::kTensor;
   std::uint32_t wire_detail = 0;  ///< the numbers of a coded one, see Coding
-  std::vector<TensorSpec> more;   ///< the other tensors of a group
   /// All-to-all: rows for every member of the process set. Adding and forming a set: its ranks.
   /// Removing: its id. Receiving from any source: the ranks that may send.
   std::vector<std::int64_t> numbers;
 
   bool on_gpu() const { return device >= 0; }
   /// Bytes of its tensors for each byte that travels.
-  std::size_t narrowing() const { return size_of(dtype) / size_on_wire(dtype, wire); }
-  std::size_t tensors() const { return 1 + more.size(); }
-  const TensorSpec& tensor(std::size_t index) const { return index == 0 ? *this : more[index - 1]; }
+  std::size_t narrowing() const {
+    const DataType dtype = tensors.front().dtype;
+    return size_of(dtype) / size_on_wire(dtype, wire);
+  }
   std::uint64_t total_bytes() const;
 };
 

@@ -52,13 +52,13 @@ std::string op_problem(const Request& request, const std::vector<int>&) {
   const bool reduces = request.kind == OpKind::kAllreduce || request.kind == OpKind::kReducescatter;
   const bool is_adasum = request.kind == OpKind::kAllreduce && request.op == ReduceOp::kAdasum;
   const bool is_average = reduces && request.op == ReduceOp::kAverage;
-  for (std::size_t i = 0; (is_adasum || is_average) && i < request.tensors(); ++i) {
-    if (is_average && request.tensor(i).dtype == DataType::kBool) {
+  for (std::size_t i = 0; (is_adasum || is_average) && i < request.tensors.size(); ++i) {
+    if (is_average && request.tensors[i].dtype == DataType::kBool) {
       return "op=Average of bool, whose average is no bool (expected Max, Sum: any; Min, Product: "
              "all; or another dtype); cast to float32 for the share of ranks, or give op=";
     }
-    if (is_adasum && !is_floating(request.tensor(i).dtype)) {
-      return std::string("op=Adasum of ") + name_of(request.tensor(i).dtype) +
+    if (is_adasum && !is_floating(request.tensors[i].dtype)) {
+      return std::string("op=Adasum of ") + name_of(request.tensors[i].dtype) +
              " (expected a floating-point dtype)";
     }
   }
@@ -90,9 +90,9 @@ std::string wire_problem(const Request& request, const std::vector<int>&) {
            " in host memory (expected float16 or bfloat16, or tensors on GPUs); use "
            "Compression.bf16";
   }
-  for (std::size_t i = 0; i < request.tensors(); ++i) {
-    if (request.tensor(i).dtype != DataType::kFloat32) {
-      return wire + " for " + name_of(request.tensor(i).dtype) +
+  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
+    if (request.tensors[i].dtype != DataType::kFloat32) {
+      return wire + " for " + name_of(request.tensors[i].dtype) +
              " (expected float32); leave it as it is, in a group of its own";
     }
   }
@@ -149,7 +149,7 @@ std::string set_problem(const Request& request, const std::vector<int>& members)
                ? ""
                : "numbers " + shape_text(numbers) + " (expected none)";
   }
-  if (request.process_set != 0 || !request.more.empty()) {
+  if (request.process_set != 0 || request.tensors.size() > 1) {
     return "a process set or a group (expected neither: its ranks are told as such)";
   }
   if (removes) {
@@ -170,8 +170,8 @@ std::string set_problem(const Request& request, const std::vector<int>& members)
 /// With `rows` in place of the tensors' first extents, unless that is null.
 std::string bytes_problem(const Request& request, const std::int64_t* rows) {
   std::uint64_t total = 0;
-  for (std::size_t i = 0; i < request.tensors(); ++i) {
-    const TensorSpec& tensor = request.tensor(i);
+  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
+    const TensorSpec& tensor = request.tensors[i];
     std::uint64_t bytes = size_of(tensor.dtype);
     for (std::size_t d = 0; d < tensor.shape.size(); ++d) {
       const std::int64_t extent = d == 0 && rows != nullptr ? rows[i] : tensor.shape[d];
@@ -185,8 +185,8 @@ std::string bytes_problem(const Request& request, const std::int64_t* rows) {
     }
     total += bytes;
     if (total > kMaxTensorBytes) {
-      return "a group of " + std::to_string(request.tensors()) + " tensors (expected at most " +
-             std::to_string(kMaxTensorBytes) + " bytes)";
+      return "a group of " + std::to_string(request.tensors.size()) +
+             " tensors (expected at most " + std::to_string(kMaxTensorBytes) + " bytes)";
     }
   }
   return "";
@@ -197,12 +197,12 @@ std::string size_problem(const Request& request) {
     return "a name of " + std::to_string(request.name.size()) + " bytes (expected at most " +
            std::to_string(kMaxNameBytes) + ")";
   }
-  if (request.more.size() > kMaxGroupTensors) {
-    return "a group of " + std::to_string(request.tensors()) + " tensors (expected at most " +
-           std::to_string(kMaxGroupTensors + 1) + ")";
+  if (request.tensors.size() > kMaxGroupTensors) {
+    return "a group of " + std::to_string(request.tensors.size()) + " tensors (expected at most " +
+           std::to_string(kMaxGroupTensors) + ")";
   }
-  for (std::size_t i = 0; i < request.tensors(); ++i) {
-    const std::size_t dimensions = request.tensor(i).shape.size();
+  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
+    const std::size_t dimensions = request.tensors[i].shape.size();
     if (dimensions > kMaxDimensions) {
       return std::to_string(dimensions) + " dimensions (expected at most " +
              std::to_string(kMaxDimensions) + ")";
@@ -218,8 +218,8 @@ std::string size_problem(const Request& request) {
 /// What the ranks cannot agree on in one round.
 std::string travel_problem(const Request& request, const std::vector<int>& members) {
   std::size_t text = request.name.size();  // at most: what Writer makes of it
-  for (std::size_t i = 0; i < request.tensors(); ++i) {
-    text += 3 + 10 * request.tensor(i).shape.size();
+  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
+    text += 3 + 10 * request.tensors[i].shape.size();
   }
   if (text > kMaxTextBytes) {
     return "names and shapes of up to " + std::to_string(text) + " bytes (expected at most " +
@@ -258,8 +258,10 @@ void check_request(const Request& request, const std::vector<int>& members) {
     problem = travel_problem(request, members);
   }
   if (problem.empty() && request.kind == OpKind::kAlltoall) {
-    problem = splits_problem(
-        request.numbers.data(), request.numbers.size(), request.shape.front(), members);
+    problem = splits_problem(request.numbers.data(),
+                             request.numbers.size(),
+                             request.tensors.front().shape.front(),
+                             members);
   }
   if (problem.empty()) {
     problem = join_problem(request);
@@ -279,7 +281,7 @@ void check_request(const Request& request, const std::vector<int>& members) {
 std::string common_problem(const Request& common, const std::vector<int>& members) {
   std::string problem = first_problem(common, members);
   if (problem.empty() && common.kind == OpKind::kJoin &&
-      (common.process_set != 0 || !common.more.empty())) {
+      (common.process_set != 0 || common.tensors.size() > 1)) {
     problem = "a process set or a group (expected neither: join is of all ranks)";
   }
   if (problem.empty() && common.cacheable && changes_sets(common.kind)) {
@@ -306,7 +308,8 @@ std::string part_problem(const Request& common,
 }
 
 void check_message(const Request& request, const std::string& key, int size) {
-  const std::int64_t bytes = request.shape.empty() ? -1 : request.shape.front();
+  const std::vector<std::int64_t>& shape = request.tensors.front().shape;
+  const std::int64_t bytes = shape.empty() ? -1 : shape.front();
   const bool any = request.kind == OpKind::kReceive && request.root == -1;
   std::string problem;
   if (request.root < (any ? -1 : 0) || request.root >= size) {

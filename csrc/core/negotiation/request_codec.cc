@@ -66,8 +66,8 @@ bool operator<(const OwnPart& a, const OwnPart& b) {
 OwnPart own_part(const Request& request) {
   OwnPart part;
   part.device = request.device;
-  for (std::size_t i = 0; has_own_rows(request.kind) && i < request.tensors(); ++i) {
-    part.numbers.push_back(request.tensor(i).shape.front());
+  for (std::size_t i = 0; has_own_rows(request.kind) && i < request.tensors.size(); ++i) {
+    part.numbers.push_back(request.tensors[i].shape.front());
   }
   if (has_own_numbers(request.kind)) {
     part.numbers.insert(part.numbers.end(), request.numbers.begin(), request.numbers.end());
@@ -90,9 +90,9 @@ std::string text_of(const Request& request) {
   writer.put(request.process_set);
   writer.put(request.prescale);
   writer.put(request.postscale);
-  writer.put_number(request.tensors());
-  for (std::size_t i = 0; i < request.tensors(); ++i) {
-    encode_tensor(request.tensor(i), own_rows, writer);
+  writer.put_number(request.tensors.size());
+  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
+    encode_tensor(request.tensors[i], own_rows, writer);
   }
   if (!has_own_numbers(request.kind)) {
     writer.put_number(request.numbers.size());
@@ -124,13 +124,13 @@ Request request_of(std::string_view text) {
   request.process_set = reader.get<std::uint32_t>();
   request.prescale = reader.get<double>();
   request.postscale = reader.get<double>();
-  const std::size_t tensors = reader.count(kMaxGroupTensors + 1, kMinTensor);
+  const std::size_t tensors = reader.count(kMaxGroupTensors, kMinTensor);
   if (tensors == 0) {
     Reader::malformed("a request without tensors");
   }
-  request.more.resize(tensors - 1);
-  for (std::size_t i = 0; i < tensors; ++i) {
-    decode_tensor(reader, request.kind, i == 0 ? request : request.more[i - 1]);
+  request.tensors.resize(tensors);
+  for (TensorSpec& tensor : request.tensors) {
+    decode_tensor(reader, request.kind, tensor);
   }
   if (!has_own_numbers(request.kind)) {
     request.numbers.resize(reader.count(kMostNumbers, 1));
@@ -143,18 +143,17 @@ Request request_of(std::string_view text) {
 }
 
 bool fits(const Request& common, const OwnPart& part) {
-  const std::size_t rows = has_own_rows(common.kind) ? common.tensors() : 0;
+  const std::size_t rows = has_own_rows(common.kind) ? common.tensors.size() : 0;
   return (has_own_numbers(common.kind) ? part.numbers.size() >= rows
                                        : part.numbers.size() == rows) &&
          (part.device >= 0) == common.on_gpu();
 }
 
 Request with_part(Request common, const OwnPart& part) {
-  const std::size_t rows = has_own_rows(common.kind) ? common.tensors() : 0;
+  const std::size_t rows = has_own_rows(common.kind) ? common.tensors.size() : 0;
   common.device = part.device;
   for (std::size_t i = 0; i < rows; ++i) {
-    TensorSpec& tensor = i == 0 ? common : common.more[i - 1];
-    tensor.shape.front() = part.numbers[i];
+    common.tensors[i].shape.front() = part.numbers[i];
   }
   if (has_own_numbers(common.kind)) {
     common.numbers.assign(part.numbers.begin() + static_cast<std::ptrdiff_t>(rows),

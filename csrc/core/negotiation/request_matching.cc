@@ -60,8 +60,8 @@ const std::vector<Check>& checks() {
        [](const Request& r) { return std::string(name_of(r.kind)); },
        [](const Request& a, const Request& b) { return a.kind == b.kind; }},
       {"number of tensors",
-       [](const Request& r) { return std::to_string(r.tensors()); },
-       [](const Request& a, const Request& b) { return a.tensors() == b.tensors(); }},
+       [](const Request& r) { return std::to_string(r.tensors.size()); },
+       [](const Request& a, const Request& b) { return a.tensors.size() == b.tensors.size(); }},
       {"reduction op",
        [](const Request& r) { return std::string(name_of(r.op)); },
        [](const Request& a, const Request& b) { return a.op == b.op; }},
@@ -104,10 +104,10 @@ std::optional<Difference> difference(const Request& a, const Request& b) {
       return Difference{check.what, check.text(a), check.text(b), ""};
     }
   }
-  for (std::size_t i = 0; i < a.tensors(); ++i) {
-    const TensorSpec& first = a.tensor(i);
-    const TensorSpec& other = b.tensor(i);
-    const std::string of = a.tensors() > 1 ? " of tensor " + std::to_string(i) : "";
+  for (std::size_t i = 0; i < a.tensors.size(); ++i) {
+    const TensorSpec& first = a.tensors[i];
+    const TensorSpec& other = b.tensors[i];
+    const std::string of = a.tensors.size() > 1 ? " of tensor " + std::to_string(i) : "";
     if (first.dtype != other.dtype) {
       return Difference{"dtype" + of, name_of(first.dtype), name_of(other.dtype), ""};
     }

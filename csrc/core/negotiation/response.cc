@@ -42,7 +42,7 @@ void add_rows(const Request& first,
       rows.push_back(part->numbers[static_cast<std::size_t>(member) + 1]);
     }
   } else if (first.kind == OpKind::kAllgather) {
-    for (std::size_t i = 0; i < first.tensors(); ++i) {
+    for (std::size_t i = 0; i < first.tensors.size(); ++i) {
       for (const OwnPart* part : parts) {
         AIACC_CHECK(part != nullptr);
         rows.push_back(part->numbers[i]);

@@ -20,17 +20,18 @@ std::atomic<Handle> next_handle{1};
 
 void reset(Operation& operation) {
   operation.request.name.clear();
-  operation.request.shape.clear();
-  operation.request.more.clear();
+  operation.request.tensors.resize(1);
+  operation.request.tensors.front().shape.clear();
   operation.request.numbers.clear();
-  operation.first_extents.clear();
-  operation.residual = nullptr;
-  operation.gathered = {};
-  operation.gathered_on_gpu.reset();
+  operation.buffers.resize(1);
+  TensorBuffers& buffers = operation.buffers.front();
+  buffers.first_extents.clear();
+  buffers.residual = nullptr;
+  buffers.gathered = {};
+  buffers.gathered_on_gpu.reset();
   operation.devices.reset();
   operation.written.reset();
   operation.completed.clear();
-  operation.more.clear();
   operation.value = 0;
   operation.completion.reset();
   operation.byte_weight = 1.0;

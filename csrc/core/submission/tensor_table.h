@@ -70,13 +70,13 @@ struct TensorBuffers {
 ///
 /// Written by the submitting thread before it enters the table, by the loop thread until it is
 /// dispatched, then by the lane that finishes it; `done` publishes the result.
-struct Operation : TensorBuffers {
+struct Operation {
   Request request;
+  std::vector<TensorBuffers> buffers = std::vector<TensorBuffers>(1);  ///< of every tensor
   /// What an automatic name begins with, and is counted by; empty: the kind's name.
   std::string series;
-  std::vector<TensorBuffers> more;  ///< those of the other tensors of a group
-  bool zeros = false;               ///< a joined rank's: lanes clear the inputs
-  SharedPlacement devices;          ///< Response::devices
+  bool zeros = false;       ///< a joined rank's: lanes clear the inputs
+  SharedPlacement devices;  ///< Response::devices
   /// Tensors on a GPU: the stream that writes the inputs and may overwrite the outputs until
   /// `submit`.
   CudaStream stream = nullptr;
@@ -98,7 +98,6 @@ struct Operation : TensorBuffers {
   std::uint64_t weighted_bytes() const {
     return static_cast<std::uint64_t>(static_cast<double>(request.total_bytes()) * byte_weight);
   }
-  TensorBuffers& tensor(std::size_t index) { return index == 0 ? *this : more[index - 1]; }
 };
 
 /// Makes `buffers.gathered`, of a tensor of `operation`, so large, and returns where it is; its

@@ -107,7 +107,7 @@ Handle submit_in_place(Coordinator& coordinator,
                        const Request& request,
                        CodedRank& mine) {
   auto operation = submitter.operation(request, mine.values.data(), mine.values.data());
-  operation->residual = mine.residual.data();
+  operation->buffers[0].residual = mine.residual.data();
   return coordinator.submit(std::move(operation));
 }
 
@@ -140,7 +140,7 @@ TEST_P(CodedTest, AGroupIsCodedAsOneTensorWithItsFactors) {
       std::size_t at = 0;
       for (std::size_t i = 0; i < counts.size(); ++i) {
         if (i > 0) {
-          request.more.push_back({DataType::kFloat32, {static_cast<std::int64_t>(counts[i])}});
+          request.tensors.push_back({DataType::kFloat32, {static_cast<std::int64_t>(counts[i])}});
         }
         float* input = mine.values.data() + at;
         tensors.push_back(

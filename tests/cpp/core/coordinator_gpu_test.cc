@@ -175,7 +175,7 @@ TEST_P(CoordinatorGpuTest, NoThreadWaitsForWhatIsCoded) {
             request.wire_detail = coding.detail;
             CodedTensors tensors = {{data, data, data + kCount}};
             if (group) {
-              request.more.push_back({DataType::kFloat32, {300}});
+              request.tensors.push_back({DataType::kFloat32, {300}});
               tensors.push_back({data + 300, data + 300, nullptr});
             }
             auto operation = gpu.operation(request, nullptr, nullptr);

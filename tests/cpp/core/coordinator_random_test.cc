@@ -283,7 +283,7 @@ class RankRun {
     for (const OpKind kind : {OpKind::kAllgather, OpKind::kBroadcast, OpKind::kBarrier}) {
       Request request = make_request("", kind, {1});
       if (kind == OpKind::kBarrier) {
-        request.shape.clear();
+        request.tensors[0].shape.clear();
       }
       float value = 1;
       void* output = kind == OpKind::kBroadcast ? &value : nullptr;

@@ -36,13 +36,13 @@ const std::vector<Refusal>& refusals() {
   const std::string input = "'x': input of tensor 0 NULL (expected an address)";
   const std::string output = "'x': output of tensor 0 NULL (expected an address)";
   constexpr Code kBad = Code::kInvalidArgument;
-  const auto rows = [](Request& r) { r.shape = {3}; };  // one for each rank
+  const auto rows = [](Request& r) { r.tensors[0].shape = {3}; };  // one for each rank
   static const std::vector<Refusal> all = {
       {"a name of 65537 bytes", kSum, [](auto& r) { r.name.assign(kMaxNameBytes + 1, 'x'); }},
-      {"65 dimensions", kSum, [](auto& r) { r.shape.assign(kMaxDimensions + 1, 1); }},
-      {scalar, kGather, [](auto& r) { r.shape.clear(); }},
-      {scalar, kGather, [](auto& r) { r.more = {{DataType::kFloat32, {}}}; }},
-      {scalar, kScatter, [](auto& r) { r.shape.clear(); }},
+      {"65 dimensions", kSum, [](auto& r) { r.tensors[0].shape.assign(kMaxDimensions + 1, 1); }},
+      {scalar, kGather, [](auto& r) { r.tensors[0].shape.clear(); }},
+      {scalar, kGather, [](auto& r) { r.tensors = {r.tensors[0], {DataType::kFloat32, {}}}; }},
+      {scalar, kScatter, [](auto& r) { r.tensors[0].shape.clear(); }},
       {"'x': root_rank 3 (expected 0..2)", kCast, [](auto& r) { r.root = 3; }},
       {"[submit] an unnamed broadcast: root_rank",
        kCast,
@@ -64,7 +64,7 @@ const std::vector<Refusal>& refusals() {
        kSum,
        [](auto& r) {
          r.op = ReduceOp::kAdasum;
-         r.dtype = DataType::kInt32;
+         r.tensors[0].dtype = DataType::kInt32;
        }},
       {"op=Adasum over 3 ranks (expected a power of two)",
        kSum,
@@ -73,7 +73,11 @@ const std::vector<Refusal>& refusals() {
       {eight_bits, kSum, [](auto& r) { r.wire = WireFormat::kFloat8E5M2; }},
       {"process set 1 is not registered", kSum, [](auto& r) { r.process_set = 1; }},
       {input, kSum, rows, kBad, false},
-      {input, kSum, [](auto& r) { r.more = {{DataType::kFloat32, {0}}}; }, kBad, false},
+      {input,
+       kSum,
+       [](auto& r) { r.tensors = {r.tensors[0], {DataType::kFloat32, {0}}}; },
+       kBad,
+       false},
       {output, kSum, rows, kBad, true, false},
       {input, kGather, rows, kBad, false},
       {output, kCast, rows, kBad, true, false},
@@ -94,9 +98,9 @@ std::vector<Refusal> refusals_of(const Coding& coding) {
       {name + " (expected an all-reduce", OpKind::kReducescatter, [](auto&) {}},
       {name + " for float64 (expected float32)",
        sum,
-       [](auto& r) { r.dtype = DataType::kFloat64; }},
+       [](auto& r) { r.tensors[0].dtype = DataType::kFloat64; }},
       {name + " for int32 (expected float32)", sum, [](auto& r) {
-         r.more = {{DataType::kInt32, {1}}};
+         r.tensors = {r.tensors[0], {DataType::kInt32, {1}}};
        }}};
   for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
     if (is_coded(coding.format)) {
@@ -208,11 +212,12 @@ TEST(CoordinatorRefusals, TensorsOnGpus) {
       expect_error(status_of([&] { parts.coordinator->submit(operation); }), code, {text});
     };
     expect_refusal(Code::kUnsupported, "Adasum", [](auto& r) { r.op = ReduceOp::kAdasum; });
-    expect_refusal(
-        Code::kUnsupported, "int16 (expected", [](auto& r) { r.dtype = DataType::kInt16; });
+    expect_refusal(Code::kUnsupported, "int16 (expected", [](auto& r) {
+      r.tensors[0].dtype = DataType::kInt16;
+    });
     expect_refusal(Code::kInvalidArgument, "bfloat16 for float64 (expected float32)", [](auto& r) {
       r.wire = WireFormat::kBFloat16;
-      r.dtype = DataType::kFloat64;
+      r.tensors[0].dtype = DataType::kFloat64;
     });
     expect_refusal(
         Code::kUnsupported,

@@ -160,7 +160,7 @@ TEST(CoordinatorAverages, OfIntegersHoldUpToTheirLimits) {
           const auto below = [half](int steps) { return static_cast<T>(half - steps); };
           std::vector<T> values = {half, below(rank), least, below(3 * rank)};
           Request request = make_request(name_of(dtype));
-          request.dtype = dtype;
+          request.tensors[0].dtype = dtype;
           request.op = ReduceOp::kAverage;
           finish(*parts.coordinator,
                  submit(*parts.coordinator, request, values.data(), values.data()));
@@ -186,9 +186,9 @@ TEST_P(CoordinatorTest, AdaptiveSumsWeighWholeTensorsOfAGroupThatCountsAsOne) {
     operation->request = make_request("a", {size()});
     operation->request.op = ReduceOp::kAdasum;
     operation->request.postscale = 0.5;
-    operation->request.more = {{DataType::kFloat64, {3000}}};
-    operation->input = operation->output = orthogonal.data();
-    operation->more = {{equal.data(), equal.data(), {}, {}, {}}};
+    operation->request.tensors = {operation->request.tensors[0], {DataType::kFloat64, {3000}}};
+    operation->buffers = {{orthogonal.data(), orthogonal.data(), {}, {}, {}},
+                          {equal.data(), equal.data(), {}, {}, {}}};
     finish(coordinator, coordinator.submit(std::move(operation)));
     EXPECT_EQ(coordinator.stats().tensors, 1U);
     EXPECT_EQ(coordinator.stats().data_bytes, 4 * count + 8 * equal.size());
@@ -224,7 +224,7 @@ std::vector<Request> gradients() {
         "gradient.of.a.layer.with.a.long.name." + std::to_string(requests.size());
     requests.push_back(make_request(name, {extent}));
     requests.push_back(make_request(name + ".double", {extent / 2 + 1}));
-    requests.back().dtype = DataType::kFloat64;
+    requests.back().tensors[0].dtype = DataType::kFloat64;
   }
   return requests;
 }
@@ -240,7 +240,7 @@ TEST_P(SteadyState, AStepAllocatesNothing) {
     const std::vector<Request> requests = gradients();
     std::vector<std::vector<std::byte>> memory;
     for (const Request& request : requests) {
-      memory.emplace_back(request.bytes());
+      memory.emplace_back(request.tensors[0].bytes());
     }
     std::vector<Handle> handles(requests.size());
     std::size_t fewest = allocations.load();

@@ -35,7 +35,7 @@ inline const std::vector<Disagreement>& disagreements() {
          r.numbers.clear();
          r.wire = WireFormat::kTensor;
        }},
-      {"number of tensors", [](Request& r) { r.more.push_back(r); }},
+      {"number of tensors", [](Request& r) { r.tensors.push_back(r.tensors[0]); }},
       {"reduction op",
        [](Request& r) { r.op = r.op == ReduceOp::kAverage ? ReduceOp::kSum : ReduceOp::kAverage; }},
       {"prescale_factor", [](Request& r) { r.prescale *= 2; }},
@@ -46,9 +46,10 @@ inline const std::vector<Disagreement>& disagreements() {
        }},
       {"dtype",
        [](Request& r) {
-         r.dtype = r.dtype == DataType::kInt8 ? DataType::kUInt8 : DataType::kInt8;
+         r.tensors[0].dtype =
+             r.tensors[0].dtype == DataType::kInt8 ? DataType::kUInt8 : DataType::kInt8;
        }},
-      {"shape", [](Request& r) { r.shape.push_back(1); }},
+      {"shape", [](Request& r) { r.tensors[0].shape.push_back(1); }},
       {"device", [](Request& r) { r.device = -1; }},
       {"root rank", [](Request& r) { r.root ^= 1; }}};
   return all;
@@ -164,8 +165,8 @@ struct Program {
       request.name += "'";
     }
     request.kind = one_of(kKinds);
-    request.dtype = one_of(kTypes);
-    request.shape = {one_of(kRows), 1 + static_cast<int>(below(2))};
+    request.tensors[0].dtype = one_of(kTypes);
+    request.tensors[0].shape = {one_of(kRows), 1 + static_cast<int>(below(2))};
     step.in_place = chance(2);
     step.on_gpu = abilities.gpus && request.kind != OpKind::kBarrier && !chance(4);
     const bool reduces =
@@ -173,14 +174,15 @@ struct Program {
     if (reduces) {
       draw_reduction(request);
     }
-    if (request.kind == OpKind::kAllreduce && request.dtype == DataType::kFloat32 && chance(2)) {
+    if (request.kind == OpKind::kAllreduce && request.tensors[0].dtype == DataType::kFloat32 &&
+        chance(2)) {
       const std::size_t formats = abilities.wires_on_gpus && step.on_gpu ? 4 : 2;
       request.wire = static_cast<WireFormat>(1 + below(formats));
     }
     if (request.kind == OpKind::kBroadcast) {
       request.root = members[below(members.size())];
     } else if (request.kind == OpKind::kBarrier) {
-      request.shape.clear();
+      request.tensors[0].shape.clear();
     }
     draw_rows(step, one_of(kRows) % 1001, members.size());
     if (request.kind == OpKind::kAllreduce || request.kind == OpKind::kAllgather) {
@@ -202,7 +204,8 @@ struct Program {
 
   void draw_rows(Step& step, std::int64_t most, std::size_t members) {
     for (std::size_t member = 0; member < members; ++member) {
-      std::vector<std::int64_t> own = {step.request.shape.empty() ? 0 : step.request.shape[0]};
+      std::vector<std::int64_t> own = {
+          step.request.tensors[0].shape.empty() ? 0 : step.request.tensors[0].shape[0]};
       if (step.request.kind == OpKind::kAllgather) {
         own[0] = member > 0 && most % 2 == 1 ? step.rows[0][0] : static_cast<int>(below(1000));
       } else if (step.request.kind == OpKind::kAlltoall) {
@@ -218,12 +221,13 @@ struct Program {
   void draw_group(Request& request) {
     static constexpr DataType kOthers[] = {DataType::kFloat64, DataType::kInt32, DataType::kUInt8};
     for (std::size_t left = chance(3) ? 1 + below(3) : 0; left > 0; --left) {
-      TensorSpec tensor = request;
-      tensor.shape[0] = request.shape[0] + 1 + static_cast<std::int64_t>(request.more.size());
+      TensorSpec tensor = request.tensors[0];
+      tensor.shape[0] =
+          request.tensors[0].shape[0] + static_cast<std::int64_t>(request.tensors.size());
       if (request.wire == WireFormat::kTensor && chance(2)) {
         tensor.dtype = one_of(kOthers);
       }
-      request.more.push_back(tensor);
+      request.tensors.push_back(tensor);
     }
   }
 
@@ -239,12 +243,13 @@ struct Program {
     const Disagreement& found = disagreements()[below(disagreements().size())];
     const std::string what = found.what;
     const Request& request = step.request;
-    const bool plain = request.kind == OpKind::kAllreduce && request.more.empty();
+    const bool plain = request.kind == OpKind::kAllreduce && request.tensors.size() == 1;
     const bool allowed =
         what == "device"      ? step.on_gpu
         : what == "root rank" ? request.kind == OpKind::kAllreduce
-        : what == "dtype" ? request.kind != OpKind::kBarrier && request.wire == WireFormat::kTensor
-                          : plain && (what != "wire format" || request.dtype == DataType::kFloat32);
+        : what == "dtype"
+            ? request.kind != OpKind::kBarrier && request.wire == WireFormat::kTensor
+            : plain && (what != "wire format" || request.tensors[0].dtype == DataType::kFloat32);
     step.disagreement = allowed ? &found : nullptr;
   }
 
@@ -306,7 +311,8 @@ inline std::vector<double> expected(const Program& program,
   const Request& request = step.request;
   const std::vector<int>& members = program.members_of(step);
   std::vector<double> result;
-  const auto columns = static_cast<std::uint64_t>(request.shape.empty() ? 0 : request.shape[1]);
+  const auto columns = static_cast<std::uint64_t>(
+      request.tensors[0].shape.empty() ? 0 : request.tensors[0].shape[1]);
   const auto append = [&](std::int64_t first_row, std::int64_t rows, const auto& element) {
     const std::uint64_t first = static_cast<std::uint64_t>(first_row) * columns;
     for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(rows) * columns; ++i) {
@@ -325,12 +331,12 @@ inline std::vector<double> expected(const Program& program,
       break;
     case OpKind::kReducescatter:
       for (int before = 0; before < static_cast<int>(own); ++before) {
-        first += scattered_rows(request.shape[0], size, before);
+        first += scattered_rows(request.tensors[0].shape[0], size, before);
       }
-      append(first, scattered_rows(request.shape[0], size, static_cast<int>(own)), sum);
+      append(first, scattered_rows(request.tensors[0].shape[0], size, static_cast<int>(own)), sum);
       break;
     case OpKind::kBroadcast:
-      append(0, request.shape[0], given_by(request.root));
+      append(0, request.tensors[0].shape[0], given_by(request.root));
       break;
     case OpKind::kAllgather:
       for (std::size_t from = 0; from < members.size(); ++from) {

@@ -33,8 +33,8 @@ class Submitted {
         coordinator_(coordinator),
         request_(step.request) {
     request_.process_set = set;
-    for (std::size_t i = 0; step.gathers() && i < request_.tensors(); ++i) {
-      TensorSpec& tensor = i == 0 ? request_ : request_.more[i - 1];
+    for (std::size_t i = 0; step.gathers() && i < request_.tensors.size(); ++i) {
+      TensorSpec& tensor = request_.tensors[i];
       const bool left_over = request_.kind == OpKind::kAlltoall && rank % 2 == 0;
       tensor.shape[0] = step.rows_of(own_, i) + (left_over ? 1 : 0);
     }
@@ -50,10 +50,10 @@ class Submitted {
       }
     }
     request_ = operation->request;
-    memory_.resize(request_.tensors());
-    operation->more.resize(request_.more.size());
-    for (std::size_t i = 0; i < request_.tensors(); ++i) {
-      allocate(i, on_gpu, operation->tensor(i));
+    memory_.resize(request_.tensors.size());
+    operation->buffers.resize(request_.tensors.size());
+    for (std::size_t i = 0; i < request_.tensors.size(); ++i) {
+      allocate(i, on_gpu, operation->buffers[i]);
     }
     handle_ = coordinator.submit(operation);
   }
@@ -110,7 +110,7 @@ class Submitted {
 
   void allocate(std::size_t index, bool on_gpu, TensorBuffers& buffers) {
     Memory& memory = memory_[index];
-    const TensorSpec& tensor = request_.tensor(index);
+    const TensorSpec& tensor = request_.tensors[index];
     const std::size_t members = step_.rows.size();
     memory.input = numbers(index, tensor);
     std::size_t room = tensor.bytes();
@@ -168,7 +168,7 @@ class Submitted {
   }
 
   void check(Operation& operation, Submitter& submitter) const {
-    for (std::size_t i = 0; i < request_.tensors(); ++i) {
+    for (std::size_t i = 0; i < request_.tensors.size(); ++i) {
       const Memory& memory = memory_[i];
       const std::vector<double> wanted = expected(program_, step_, own_, i);
       bool equal_rows = true;
@@ -179,16 +179,16 @@ class Submitted {
         equal_rows = equal_rows && extents.back() == extents.front();
       }
       if (step_.gathers()) {
-        EXPECT_EQ(extents, operation.tensor(i).first_extents);
+        EXPECT_EQ(extents, operation.buffers[i].first_extents);
       }
       if (!in_place()) {
-        EXPECT_EQ(numbers(i, request_.tensor(i)), memory.input) << "an input was written";
+        EXPECT_EQ(numbers(i, request_.tensors[i]), memory.input) << "an input was written";
       }
       if (step_.gathers() && !(has_room(request_.on_gpu()) && equal_rows)) {
         const RawBytes gathered = submitter.gathered(operation, i);
         compare(i, gathered.data(), gathered.size(), wanted);
       } else if (request_.kind != OpKind::kBarrier) {
-        EXPECT_TRUE(operation.tensor(i).gathered.empty());
+        EXPECT_TRUE(operation.buffers[i].gathered.empty());
         const std::size_t beyond = has_room(request_.on_gpu()) ? 1 : 0;
         compare(i, memory.output.data(), memory.output.size() - beyond, wanted);
         EXPECT_TRUE(beyond == 0 || memory.output.back() == 0xa5);
@@ -200,7 +200,7 @@ class Submitted {
                const std::uint8_t* data,
                std::size_t bytes,
                const std::vector<double>& wanted) const {
-    const DataType dtype = request_.tensor(index).dtype;
+    const DataType dtype = request_.tensors[index].dtype;
     ASSERT_EQ(bytes, wanted.size() * size_of(dtype)) << request_.name;
     // Sums are exact; factors of averages are not.
     const double error = request_.op != ReduceOp::kAverage ? 0

@@ -99,14 +99,14 @@ void with_coordinators(const CoordinatorWorld& world,
 inline Handle submit(Coordinator& coordinator, const Request& request, const void* in, void* out) {
   auto operation = coordinator.acquire();
   operation->request = request;
-  operation->input = in;
-  operation->output = out;
+  operation->buffers[0].input = in;
+  operation->buffers[0].output = out;
   return coordinator.submit(std::move(operation));
 }
 
 /// A tensor that is reduced in place.
 inline Handle submit(Coordinator& coordinator, Request request, std::vector<float>& values) {
-  request.shape = {static_cast<std::int64_t>(values.size())};
+  request.tensors[0].shape = {static_cast<std::int64_t>(values.size())};
   return submit(coordinator, request, values.data(), values.data());
 }
 

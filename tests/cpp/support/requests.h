@@ -14,7 +14,7 @@ namespace aiacc {
 inline Request make_request(std::string name, std::vector<std::int64_t> shape = {4}) {
   Request request;
   request.name = std::move(name);
-  request.shape = std::move(shape);
+  request.tensors[0].shape = std::move(shape);
   return request;
 }
 

@@ -37,8 +37,8 @@ class Submitter {
     auto operation = coordinator_.acquire();
     operation->request = std::move(request);
     operation->request.device = gpu_;
-    operation->input = in;
-    operation->output = out;
+    operation->buffers[0].input = in;
+    operation->buffers[0].output = out;
     operation->stream = stream_;
     return operation;
   }
@@ -47,7 +47,7 @@ class Submitter {
   }
   /// A tensor that is reduced in place.
   Handle submit(Request request, std::vector<float>& values) {
-    request.shape = {static_cast<std::int64_t>(values.size())};
+    request.tensors[0].shape = {static_cast<std::int64_t>(values.size())};
     return submit(request, values.data(), values.data());
   }
   /// Until it is done: on a GPU until it is queued, and the stream waits for it.
@@ -67,13 +67,13 @@ class Submitter {
   /// The rows that have come, wherever they are.
   RawBytes gathered(Operation& operation, std::size_t tensor = 0) {
     if (gpu_ < 0) {
-      return operation.tensor(tensor).gathered;
+      return operation.buffers[tensor].gathered;
     }
     std::int64_t rows = 0;
-    for (const std::int64_t some : operation.tensor(tensor).first_extents) {
+    for (const std::int64_t some : operation.buffers[tensor].first_extents) {
       rows += some;
     }
-    RawBytes bytes(static_cast<std::size_t>(rows) * operation.request.tensor(tensor).row_bytes());
+    RawBytes bytes(static_cast<std::size_t>(rows) * operation.request.tensors[tensor].row_bytes());
     coordinator_.device_path().copy_gathered(operation, tensor, bytes.data(), stream_);
     settle();
     return bytes;

@@ -46,10 +46,10 @@ TEST(PlannerInput, WhatIsCodedPacksWithItsOwnOperation) {
     Operation& operation = operations[i];
     operation.request = make_request("x" + std::to_string(i), {8});
     if (i % 2 == 1) {
-      operation.request.more = {operation.request};
+      operation.request.tensors.push_back(operation.request.tensors[0]);
       operation.request.wire = kInt8.format;
       operation.request.wire_detail = kInt8.detail;
-      operation.more.resize(1);
+      operation.buffers.resize(2);
     }
     all.push_back(&operation);
   }

@@ -26,9 +26,9 @@ inline void assign_coded(Operation& operation,
                          const Request& request,
                          const CodedTensors& tensors) {
   operation.request = request;
-  operation.more.resize(tensors.size() - 1);
+  operation.buffers.resize(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    TensorBuffers& buffers = operation.tensor(i);
+    TensorBuffers& buffers = operation.buffers[i];
     buffers.input = tensors[i][0];
     buffers.output = tensors[i][1];
     buffers.residual = tensors[i][2];
@@ -110,7 +110,8 @@ CodedResults coded_steps(
       std::size_t at = 1;
       for (std::size_t i = 0; i < form.counts.size(); ++i) {
         if (i > 0) {
-          request.more.push_back({DataType::kFloat32, {static_cast<std::int64_t>(form.counts[i])}});
+          request.tensors.push_back(
+              {DataType::kFloat32, {static_cast<std::int64_t>(form.counts[i])}});
         }
         float* out = form.in_place ? values.data() + at : outputs.data() + at;
         tensors.push_back({values.data() + at, out, feedback && i != 1 ? &residuals[at] : nullptr});

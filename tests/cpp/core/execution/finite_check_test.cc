@@ -99,18 +99,18 @@ class FiniteCheckTest : public testing::TestWithParam<Setting> {
         continue;
       }
       Request request = make_request(name, {packed ? 6 : 5000});
-      request.dtype = setting.trouble.dtype;
+      request.tensors[0].dtype = setting.trouble.dtype;
       request.wire = setting.trouble.wire;
       request.prescale = setting.trouble.prescale;
       request.kind =
           setting.layout == Layout::kScattered ? OpKind::kReducescatter : OpKind::kAllreduce;
-      const std::size_t size = size_of(request.dtype);
-      std::vector<std::byte> data(request.bytes());
-      const std::uint64_t one = request.dtype == DataType::kFloat16    ? 0x3c00
-                                : request.dtype == DataType::kBFloat16 ? 0x3f80
-                                                                       : 0x3f800000;
-      for (std::size_t i = 0; i < request.elements(); ++i) {
-        const bool last = i + 1 == request.elements();
+      const std::size_t size = size_of(request.tensors[0].dtype);
+      std::vector<std::byte> data(request.tensors[0].bytes());
+      const std::uint64_t one = request.tensors[0].dtype == DataType::kFloat16    ? 0x3c00
+                                : request.tensors[0].dtype == DataType::kBFloat16 ? 0x3f80
+                                                                                  : 0x3f800000;
+      for (std::size_t i = 0; i < request.tensors[0].elements(); ++i) {
+        const bool last = i + 1 == request.tensors[0].elements();
         std::memcpy(data.data() + i * size,
                     bad && last && *name == 'b' ? &setting.trouble.bits : &one,
                     size);

@@ -118,7 +118,7 @@ TEST(HostileRank, TheTruthIsFine) {
 
 TEST(HostileRank, RequestsThatCannotBeDecoded) {
   Request group = kReduce;
-  group.more = {{DataType::kInt8, {2}}, {DataType::kFloat64, {}}};
+  group.tensors = {group.tensors[0], {DataType::kInt8, {2}}, {DataType::kFloat64, {}}};
   EXPECT_TRUE(outcome_of(group, [](RoundMessage&) {}).ok());
   const Request sets = change_of_sets(OpKind::kAddProcessSet, {1});
   const std::string operation = malformed("an unknown operation or reduction");
@@ -127,19 +127,19 @@ TEST(HostileRank, RequestsThatCannotBeDecoded) {
   const std::vector<RequestLie> lies = {
       {group, [](auto& r) { r.kind = OpKind{kOpKinds}; }, operation},
       {group, [](auto& r) { r.op = ReduceOp{6}; }, operation},
-      {group, [](auto& r) { r.dtype = DataType{kDataTypes}; }, data_type},
-      {group, [](auto& r) { r.more[1].dtype = DataType{kDataTypes}; }, data_type},
+      {group, [](auto& r) { r.tensors[0].dtype = DataType{kDataTypes}; }, data_type},
+      {group, [](auto& r) { r.tensors[2].dtype = DataType{kDataTypes}; }, data_type},
       {group,
        [](auto& r) { r.wire = WireFormat{kWireFormats}; },
        malformed("an unknown wire format")},
-      {group, [](auto& r) { r.shape[1] = -1; }, extent},
-      {group, [](auto& r) { r.more[0].shape[0] = -5; }, extent},
+      {group, [](auto& r) { r.tensors[0].shape[1] = -1; }, extent},
+      {group, [](auto& r) { r.tensors[1].shape[0] = -5; }, extent},
       {sets, [](auto& r) { r.numbers = {-1}; }, extent},
-      {group, [](auto& r) { r.shape.assign(65, 1); }, malformed("a count of 65")},
+      {group, [](auto& r) { r.tensors[0].shape.assign(65, 1); }, malformed("a count of 65")},
       {group, [](auto& r) { r.name.assign(65537, 'x'); }, malformed("a count of 65537")},
       {group, [](auto& r) { r.kind = OpKind::kReducescatter; }, malformed("rows of a scalar")},
       // These are found where the message comes in, from a rank that is known there.
-      {kGather, [](auto& r) { r.shape[0] = -1; }, "(a negative extent)", false},
+      {kGather, [](auto& r) { r.tensors[0].shape[0] = -1; }, "(a negative extent)", false},
       {exchange(), [](auto& r) { r.numbers = {4, -1, 0}; }, "(a negative extent)", false},
       {group, [](auto& r) { r.device = 1 << 20; }, "(GPU 1048577)", false},
   };
@@ -170,12 +170,14 @@ TEST(HostileRank, RequestsThatNoRankSubmits) {
       // Who forms a set is waited for, and nobody else.
       {kReduce, [=](auto& r) { r = form, r.name = "x"; }, only_sets},
       {form, [=](auto& r) { r = kReduce, r.name = form.name; }, only_sets},
-      {kReduce, [=](auto& r) { r.more.assign(4, half); }, "a group of 5 tensors" + most},
+      {kReduce, [=](auto& r) { r.tensors.resize(1 + 4, half); }, "a group of 5 tensors" + most},
       // What overflows to something small.
-      {kGather, [](auto& r) { r.shape = {1, 1LL << 62}; }, "shape [0, 4611686018427387904]" + most},
+      {kGather,
+       [](auto& r) { r.tensors[0].shape = {1, 1LL << 62}; },
+       "shape [0, 4611686018427387904]" + most},
   };
   for (const std::int64_t rows : {half.shape[0], kMost}) {
-    const auto change = [=](Request& r) { r.shape[0] = rows; };
+    const auto change = [=](Request& r) { r.tensors[0].shape[0] = rows; };
     lies.push_back({kScatter, change, "shape [" + std::to_string(rows) + ", 4]" + most});
     lies.push_back({kReduce, change, "shape [" + std::to_string(rows) + ", 4]" + most});
     lies.push_back({kGather, change, "shape [" + std::to_string(rows) + ", 4]" + most, false});
@@ -240,7 +242,7 @@ TEST(HostileRank, WhatOthersSayAndWhatNobodyProposes) {
 /// Whatever way the round took, it must say about a rank what that rank has said.
 TEST(HostileRank, ARankKnowsItsOwnRequestsAndBits) {
   Request rows = kGather;
-  rows.shape[0] = 2000;
+  rows.tensors[0].shape[0] = 2000;
   Request name = kGather;
   name.name = "y";
   for (const std::vector<Request>& told : {std::vector<Request>{rows}, {name}, {}}) {
@@ -307,12 +309,12 @@ class Job {
       Request request = any_request();
       for (int rank = 0; rank < size_; ++rank) {
         if (request.kind == OpKind::kAllgather) {
-          request.shape[0] = static_cast<std::int64_t>(liar_.below(4));
+          request.tensors[0].shape[0] = static_cast<std::int64_t>(liar_.below(4));
         }
         // One of them may be late, or of another mind.
         Request mine = request;
         if (rank == size_ - 1 && liar_.chance(8)) {
-          mine.shape.assign(1, 5);
+          mine.tensors[0].shape.assign(1, 5);
           mine.numbers.clear();
         }
         if (!liar_.chance(12) && !(request.kind == OpKind::kJoin && liar_.chance(2))) {
@@ -334,22 +336,22 @@ class Job {
         make_request(std::string(name_of(kind)) + "." + static_cast<char>('a' + liar_.below(2)),
                      kind,
                      {1 + static_cast<std::int64_t>(liar_.below(40)), 3});
-    request.dtype = liar_.chance(2) ? DataType::kFloat32 : DataType::kInt8;
+    request.tensors[0].dtype = liar_.chance(2) ? DataType::kFloat32 : DataType::kInt8;
     request.cacheable = !changes_sets(kind) && kind != OpKind::kJoin;
     if (!request.cacheable) {
-      request.shape.clear();
+      request.tensors[0].shape.clear();
     }
     request.process_set =
         kind == OpKind::kLeaveProcessSet || (request.cacheable && liar_.chance(3)) ? 1 : 0;
     if (kind == OpKind::kJoin) {
       request.name.clear();
     } else if (kind == OpKind::kAllreduce && liar_.chance(3)) {
-      request.more = {{DataType::kInt8, {5}}, {DataType::kFloat64, {0}}};
+      request.tensors = {request.tensors[0], {DataType::kInt8, {5}}, {DataType::kFloat64, {0}}};
     } else if (kind == OpKind::kAlltoall) {
       const std::vector<int>* members =
           ranks_[0]->negotiator().process_sets().members(request.process_set);
       request.numbers.assign(members == nullptr ? 1 : members->size(), 1);
-      request.shape[0] = static_cast<std::int64_t>(request.numbers.size());
+      request.tensors[0].shape[0] = static_cast<std::int64_t>(request.numbers.size());
     } else if (kind == OpKind::kRemoveProcessSet) {
       request.numbers = {1};
     } else if (adds_set(kind)) {

@@ -21,10 +21,10 @@ std::vector<Request> requests_of(int rank) {
                                    make_request("b", OpKind::kBarrier, {}),
                                    make_request("all", OpKind::kAlltoall, {4, 2}),
                                    make_request("rows", OpKind::kAllgather, {rank, 5})};
-  requests[0].more = {{DataType::kInt8, {2}}, {DataType::kFloat64, {}}};
+  requests[0].tensors = {requests[0].tensors[0], {DataType::kInt8, {2}}, {DataType::kFloat64, {}}};
   requests[2].numbers = {0, 3, 1};
   requests[0].op = ReduceOp::kAverage;
-  requests[0].dtype = DataType::kBFloat16;
+  requests[0].tensors[0].dtype = DataType::kBFloat16;
   requests[0].prescale = 0.25;
   requests[0].postscale = -1e300;
   requests[0].cacheable = false;

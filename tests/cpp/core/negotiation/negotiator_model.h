@@ -153,9 +153,10 @@ class NegotiatorModel {
       Response response;
       response.devices = cache_.devices(slot);
       response.joined = !joined_.empty() && takes_zeros(request);
-      for (std::size_t i = 0; request.kind == OpKind::kAllgather && i < request.tensors(); ++i) {
+      for (std::size_t i = 0; request.kind == OpKind::kAllgather && i < request.tensors.size();
+           ++i) {
         response.first_extents.insert(
-            response.first_extents.end(), ranks.size(), request.tensor(i).shape[0]);
+            response.first_extents.end(), ranks.size(), request.tensors[i].shape[0]);
       }
       for (const int rank : ranks) {
         const auto bit = of(rank).bits.find(slot);
@@ -359,10 +360,11 @@ class NegotiatorModel {
                  (takes_zeros(first) || std::none_of(members.begin(), members.end(), [&](int rank) {
                     return joined_.count(rank) == 1;
                   }));
-    for (std::size_t i = 0; ok && first.kind == OpKind::kAllgather && i < first.tensors(); ++i) {
+    for (std::size_t i = 0; ok && first.kind == OpKind::kAllgather && i < first.tensors.size();
+         ++i) {
       for (const Request& request : requests) {
-        response.first_extents.push_back(request.tensor(i).shape[0]);
-        again = again && request.tensor(i).shape[0] == first.tensor(i).shape[0];
+        response.first_extents.push_back(request.tensors[i].shape[0]);
+        again = again && request.tensors[i].shape[0] == first.tensors[i].shape[0];
       }
     }
     if (ok && changes_sets(first.kind)) {

@@ -31,7 +31,7 @@ std::string text_of(const Response& response) {
   }
   if (response.zeros != nullptr) {
     text += std::string(" zeros for ") + name_of(response.zeros->kind) + " " +
-            response.zeros->name + shape_text(response.zeros->shape);
+            response.zeros->name + shape_text(response.zeros->tensors[0].shape);
   }
   return text + (response.joined ? " without residuals" : "");
 }
@@ -187,14 +187,14 @@ class Job {
     request.process_set = set;
     request.root = request.kind == OpKind::kBroadcast ? members.back() : 0;
     if (number == 0) {
-      request.shape[0] = step_ % 3 == 0 ? static_cast<std::int64_t>(below(4)) : 2;
-      request.more = {{DataType::kInt8, {step_ % 3 == 1 ? rank % 3 : 5}}};
+      request.tensors[0].shape[0] = step_ % 3 == 0 ? static_cast<std::int64_t>(below(4)) : 2;
+      request.tensors = {request.tensors[0], {DataType::kInt8, {step_ % 3 == 1 ? rank % 3 : 5}}};
     } else if (number == 1) {
       request.numbers.assign(members.size(), 0);
       request.numbers[below(members.size())] = 1;
     } else if (number == 5) {
       request.op = kOps[step_ % 5];
-      request.more = {{DataType::kFloat64, {5}}, {DataType::kInt8, {2, 2}}};
+      request.tensors = {request.tensors[0], {DataType::kFloat64, {5}}, {DataType::kInt8, {2, 2}}};
     } else if (number == 6) {
       request.cacheable = false;
       const bool power_of_two = (members.size() & (members.size() - 1)) == 0;
@@ -205,7 +205,7 @@ class Job {
       request.prescale = std::nan("");
     }
     if (chance(15U * static_cast<std::size_t>(size_))) {
-      request.shape[1] = 4;
+      request.tensors[0].shape[1] = 4;
     }
     if (number > 1 && number < 5 && chance(15U * static_cast<std::size_t>(size_))) {
       request.kind = OpKind::kAllreduce;

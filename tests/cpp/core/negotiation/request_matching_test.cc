@@ -33,7 +33,7 @@ std::vector<Disagreement> disagreements() {
   const Request gather = make_request("w", OpKind::kAllgather, {2, 3});
   const Request exchange = make_request("w", OpKind::kAlltoall, {2, 3});
   Request group = base;
-  group.more = {{DataType::kInt8, {4}}, {DataType::kFloat64, {5}}};
+  group.tensors = {group.tensors[0], {DataType::kInt8, {4}}, {DataType::kFloat64, {5}}};
   Request coded = base;
   coded.wire = WireFormat::kLargest;
   coded.wire_detail = 10'000;
@@ -43,10 +43,14 @@ std::vector<Disagreement> disagreements() {
   const TensorSpec int8{DataType::kInt8, {1}};
   return {
       {base, [](auto& r) { r.kind = OpKind::kBroadcast; }, "operation", "allreduce", "broadcast"},
-      {base, [](auto& r) { r.dtype = DataType::kFloat16; }, "dtype", "float32", "float16"},
-      {base, [](auto& r) { r.shape = {3, 2}; }, "shape", "[2, 3]", "[3, 2]"},
-      {base, [](auto& r) { r.shape = {6}; }, "shape", "[2, 3]", "[6]"},
-      {base, [](auto& r) { r.shape = {2, 3, 1}; }, "shape", "[2, 3]", "[2, 3, 1]"},
+      {base,
+       [](auto& r) { r.tensors[0].dtype = DataType::kFloat16; },
+       "dtype",
+       "float32",
+       "float16"},
+      {base, [](auto& r) { r.tensors[0].shape = {3, 2}; }, "shape", "[2, 3]", "[3, 2]"},
+      {base, [](auto& r) { r.tensors[0].shape = {6}; }, "shape", "[2, 3]", "[6]"},
+      {base, [](auto& r) { r.tensors[0].shape = {2, 3, 1}; }, "shape", "[2, 3]", "[2, 3, 1]"},
       {base, [](auto& r) { r.op = ReduceOp::kMax; }, "reduction op", "Sum", "Max"},
       {base, [](auto& r) { r.root = 2; }, "root rank", "0", "2"},
       {base, [](auto& r) { r.prescale = 0.5; }, "prescale_factor", "1", "0.5"},
@@ -55,18 +59,22 @@ std::vector<Disagreement> disagreements() {
       {base, [](auto& r) { r.prescale += 0x1p-52; }, "prescale_factor", "1", "1.0000000000000002"},
       {base, [](auto& r) { r.prescale = std::nan(""); }, "prescale_factor", "1", "nan"},
       {base, [](auto& r) { r.postscale = std::nan(""); }, "postscale_factor", "1", "nan"},
-      {base, [=](auto& r) { r.more = {int8}; }, "number of tensors", "1", "2"},
-      {group, [=](auto& r) { r.more.push_back(int8); }, "number of tensors", "3", "4"},
-      {group, [=](auto& r) { r.more[1].shape = {6}; }, "shape of tensor 2", "[5]", "[6]"},
-      {group, [=](auto& r) { r.more[0] = int8; }, "shape of tensor 1", "[4]", "[1]"},
-      {group, [=](auto& r) { r.more[1] = int8; }, "dtype of tensor 2", "float64", "int8"},
+      {base, [=](auto& r) { r.tensors = {r.tensors[0], int8}; }, "number of tensors", "1", "2"},
+      {group, [=](auto& r) { r.tensors.push_back(int8); }, "number of tensors", "3", "4"},
+      {group, [=](auto& r) { r.tensors[2].shape = {6}; }, "shape of tensor 2", "[5]", "[6]"},
+      {group, [=](auto& r) { r.tensors[1] = int8; }, "shape of tensor 1", "[4]", "[1]"},
+      {group, [=](auto& r) { r.tensors[2] = int8; }, "dtype of tensor 2", "float64", "int8"},
       {base, [](auto& r) { r.numbers = {0, 2}; }, "process set", "[]", "[0, 2]"},
       {base, [](auto& r) { r.device = 1; }, "device", "cpu", "gpu 1"},
       {base, [](auto& r) { r.wire = WireFormat::kBFloat16; }, "wire format", "tensor", "bfloat16"},
       {coded, [](auto& r) { ++r.wire_detail; }, "wire format", "largest 10000", "largest 10001"},
-      {gather, [](auto& r) { r.shape = {2, 4}; }, "shape", "[2, 3]", "[2, 4]" + rows},
-      {gather, [](auto& r) { r.shape = {2, 3, 1}; }, "shape", "[2, 3]", "[2, 3, 1]" + rows},
-      {exchange, [](auto& r) { r.shape = {2, 4}; }, "shape", "[2, 3]", "[2, 4]" + rows},
+      {gather, [](auto& r) { r.tensors[0].shape = {2, 4}; }, "shape", "[2, 3]", "[2, 4]" + rows},
+      {gather,
+       [](auto& r) { r.tensors[0].shape = {2, 3, 1}; },
+       "shape",
+       "[2, 3]",
+       "[2, 3, 1]" + rows},
+      {exchange, [](auto& r) { r.tensors[0].shape = {2, 4}; }, "shape", "[2, 3]", "[2, 4]" + rows},
       {gather, [](auto& r) { r.prescale = 1.5; }, "dtype (a digest)", "1", "1.5" + size},
   };
 }

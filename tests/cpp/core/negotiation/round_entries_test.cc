@@ -157,7 +157,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, RoundEntriesTest, testing::Values(1, 2, 3, 64, 6
 
 TEST(RoundEntries, WhatIsTooLargeForARoundTravelsAlone) {
   Request group = make_request("group");
-  group.more.assign(600'000, {DataType::kFloat32, {1'000'000, 1'000'000}});
+  group.tensors.resize(600'000, {DataType::kFloat32, {1'000'000, 1'000'000}});
   EXPECT_GT(text_of(group).size(), kRoundBudget);
   RoundMessage told;
   told.texts = {text_from(1, group), text_from(1, make_request("b"))};
@@ -169,7 +169,7 @@ TEST(RoundEntries, WhatIsTooLargeForARoundTravelsAlone) {
             told.texts[1].key < told.texts[0].key ? 2U : 1U);
   RoundMessage alone;
   alone.texts = {told.texts[0]};
-  EXPECT_EQ(decoded(encoded(alone)).texts.at(0).request->tensors(), group.tensors());
+  EXPECT_EQ(decoded(encoded(alone)).texts.at(0).request->tensors.size(), group.tensors.size());
 }
 
 TEST(RoundEntries, TwoRanksCannotSpeakForOne) {
@@ -189,12 +189,12 @@ TEST(CheckRequest, WhatNoMessageCanHoldIsRefusedWhereItIsSubmitted) {
     return std::string();
   };
   Request group = make_request("group");
-  group.more.assign(100'000, {DataType::kFloat32, {1, 1, 1, 1, 1, 1, 1}});
+  group.tensors.resize(100'000, {DataType::kFloat32, {1, 1, 1, 1, 1, 1, 1}});
   EXPECT_EQ(problem_of(group, 2), "");
-  group.more.resize(kMaxGroupTensors, group.more.front());
+  group.tensors.resize(kMaxGroupTensors, group.tensors[1]);
   EXPECT_NE(problem_of(group, 2).find("(expected at most 8388608"), std::string::npos);
   Request rows = make_request("rows", OpKind::kAllgather, {1});
-  rows.more.assign(100'000, {DataType::kFloat32, {1}});
+  rows.tensors.resize(100'000, {DataType::kFloat32, {1}});
   EXPECT_EQ(problem_of(rows, 64), "");
   EXPECT_NE(problem_of(rows, 1024).find("(expected at most 32768 on each of 1024 ranks"),
             std::string::npos);
@@ -210,7 +210,7 @@ TEST(RequestCodec, BothPartsArrive) {
     Request request = make_request(std::string(random() % 300, 'n'),
                                    static_cast<OpKind>(random() % kOpKinds),
                                    {static_cast<std::int64_t>(random() % 40000)});
-    request.more.resize(random() % 3, TensorSpec{DataType::kInt8, {5, 1 << 20}});
+    request.tensors.resize(1 + random() % 3, TensorSpec{DataType::kInt8, {5, 1 << 20}});
     request.numbers.resize(random() % 4, static_cast<std::int64_t>(random()));
     request.device = static_cast<std::int32_t>(random() % 300) - 1;
     request.wire = static_cast<WireFormat>(random() % kWireFormats);
@@ -239,7 +239,7 @@ TEST(RequestCodec, CodesThatNobodyCanSubmitAreFoundOut) {
     EXPECT_NE("", common_problem(request, {0, 1})) << detail;
   }
   request.wire_detail = 256;
-  request.dtype = DataType::kFloat64;
+  request.tensors[0].dtype = DataType::kFloat64;
   EXPECT_NE("", common_problem(request, {0, 1}));
 }
 

@@ -61,7 +61,7 @@ class Liar {
         request.kind = static_cast<OpKind>(below(kOpKinds));
         break;
       case 1:
-        request.dtype = static_cast<DataType>(below(kDataTypes));
+        request.tensors[0].dtype = static_cast<DataType>(below(kDataTypes));
         break;
       case 2:
         request.op = static_cast<ReduceOp>(below(6));
@@ -76,15 +76,13 @@ class Liar {
         request.process_set = static_cast<std::uint32_t>(number());
         break;
       case 6:
-        change(request.shape);
+        change(request.tensors[0].shape);
         break;
       case 7:
-        request.more.resize(below(4));
+        request.tensors.resize(1 + below(4));
         break;
       case 8:
-        if (!request.more.empty()) {
-          change(request.more[below(request.more.size())].shape);
-        }
+        change(request.tensors[below(request.tensors.size())].shape);
         break;
       case 9:
         change(request.numbers);
@@ -96,8 +94,8 @@ class Liar {
       default:
         request.cacheable = !request.cacheable;
     }
-    for (std::size_t i = 0; has_rows(request.kind) && i < request.tensors(); ++i) {
-      TensorSpec& tensor = i == 0 ? request : request.more[i - 1];
+    for (std::size_t i = 0; has_rows(request.kind) && i < request.tensors.size(); ++i) {
+      TensorSpec& tensor = request.tensors[i];
       tensor.shape.resize(std::max<std::size_t>(tensor.shape.size(), 1), number());
     }
   }
@@ -152,7 +150,7 @@ class Liar {
     if (message.requests.empty() || chance(4)) {
       Request request;
       request.name = "new";
-      request.shape = {2};
+      request.tensors[0].shape = {2};
       request = changed(request);
       message.requests.emplace_back(request, rank, 0);
       message.texts.push_back(text_from(rank, request));

@@ -94,13 +94,13 @@ class LoneRank {
     auto operation = std::make_unique<Operation>();
     operation->request = request;
     check_request(request, *members);
-    operation->more.resize(request.more.size());
+    operation->buffers.resize(request.tensors.size());
     const std::size_t parts = request.kind == OpKind::kAllgather ? members->size() : 1;
-    for (std::size_t i = 0; i < request.tensors(); ++i) {
-      memory_[next_].emplace_back(request.tensor(i).bytes());
-      memory_[next_].emplace_back(request.tensor(i).bytes() * parts);
-      operation->tensor(i).input = (memory_[next_].end() - 2)->data();
-      operation->tensor(i).output = memory_[next_].back().data();
+    for (std::size_t i = 0; i < request.tensors.size(); ++i) {
+      memory_[next_].emplace_back(request.tensors[i].bytes());
+      memory_[next_].emplace_back(request.tensors[i].bytes() * parts);
+      operation->buffers[i].input = (memory_[next_].end() - 2)->data();
+      operation->buffers[i].output = memory_[next_].back().data();
     }
     negotiator_.submit(operation->request, next_);
     operations_[next_++] = std::move(operation);
@@ -113,7 +113,7 @@ class LoneRank {
       if (response.zeros != nullptr) {
         Operation zeros;
         zeros.request = *response.zeros;
-        zeros.more.resize(zeros.request.more.size());
+        zeros.buffers.resize(zeros.request.tensors.size());
         move(zeros, response, true);
         continue;
       }
@@ -162,10 +162,10 @@ class LoneRank {
       return;
     }
     std::vector<std::vector<char>> zeros;
-    for (std::size_t i = 0; allocate && i < operation.request.tensors(); ++i) {
-      zeros.emplace_back(operation.request.tensor(i).bytes());
-      operation.tensor(i).input = zeros.back().data();
-      operation.tensor(i).output = zeros.back().data();
+    for (std::size_t i = 0; allocate && i < operation.request.tensors.size(); ++i) {
+      zeros.emplace_back(operation.request.tensors[i].bytes());
+      operation.buffers[i].input = zeros.back().data();
+      operation.buffers[i].output = zeros.back().data();
     }
     LaneLoads loads(0);
     UnitPlan plan;

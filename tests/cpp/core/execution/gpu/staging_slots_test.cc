@@ -66,8 +66,8 @@ TEST_P(StagingSlotsTest, ResultsAreThoseOfHostMemoryWithoutABuffer) {
     const auto expect = [&](ReduceOp op, DataType dtype, std::int64_t count) {
       Request request = sum_of("r" + std::to_string(number++), count);
       request.op = op;
-      request.dtype = dtype;
-      bytes += request.bytes();
+      request.tensors[0].dtype = dtype;
+      bytes += request.tensors[0].bytes();
       expect_bits_of_host(*parts.coordinator, request, rank);
     };
     for (const std::int64_t count : {kLarge - 1, kLarge, 3 * kLarge + 1, 10 * kLarge - 7}) {

@@ -34,9 +34,9 @@ class StagingSuite : public CoordinatorSuite {
     request.name += device < 0 ? ".host" : ".gpu";
     auto submitted = coordinator.acquire();
     submitted->request = std::move(request);
-    submitted->input = input.data();
-    submitted->output = output.data();
-    submitted->residual = residual;
+    submitted->buffers[0].input = input.data();
+    submitted->buffers[0].output = output.data();
+    submitted->buffers[0].residual = residual;
     const Handle handle = coordinator.submit(std::move(submitted));
     const auto operation = coordinator.wait(handle);
     if (device >= 0) {
@@ -53,8 +53,8 @@ class StagingSuite : public CoordinatorSuite {
 
   /// Numbers whose sums are not exact: what is added in another order has other last bits.
   static std::vector<std::byte> numbers(const Request& request, int rank) {
-    std::vector<std::byte> bytes(request.bytes());
-    const std::size_t size = size_of(request.dtype);
+    std::vector<std::byte> bytes(request.tensors[0].bytes());
+    const std::size_t size = size_of(request.tensors[0].dtype);
     std::mt19937 random(static_cast<unsigned>(rank + 1));
     std::uniform_real_distribution<float> distribution(-1, 1);
     for (std::byte* at = bytes.data(); at < bytes.data() + bytes.size(); at += size) {

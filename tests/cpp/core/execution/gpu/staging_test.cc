@@ -25,7 +25,7 @@ TEST_P(StagingTest, ReductionsAreThoseOfHostMemoryToTheLastBit) {
            {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMax, ReduceOp::kProduct}) {
         for (const std::int64_t elements : {1, 1000, 30011}) {  // express lane, a unit, many
           Request request = make_request("r" + std::to_string(number++), {elements});
-          request.dtype = dtype;
+          request.tensors[0].dtype = dtype;
           request.op = op;
           request.prescale = 0.3;
           request.postscale = 1.7;
@@ -87,7 +87,7 @@ TEST(Staging, RowsAreGatheredAndExchangedInSeveralSteps) {
       Request request = make_request("x", kind, {kRows + rank, kColumns});
       if (kind == OpKind::kAlltoall) {
         request.numbers.assign(2, kRows + rank);
-        request.shape[0] *= 2;
+        request.tensors[0].shape[0] *= 2;
         const std::vector<float> to_other = given(rank, 1);
         input.insert(input.end(), to_other.begin(), to_other.end());
       }
