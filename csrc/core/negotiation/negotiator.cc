@@ -206,9 +206,8 @@ void Negotiator::apply_bits(const BitVector& ready, RoundOutcome& outcome) {
     response.joined = joined_.any() && joinable(request);
     if (request.kind == OpKind::kAllgather) {
       const std::size_t members = sets_.members(request.process_set)->size();
-      for (std::size_t i = 0; i < request.tensors.size(); ++i) {
-        response.first_extents.insert(
-            response.first_extents.end(), members, request.tensors[i].shape.front());
+      for (const TensorSpec& tensor : request.tensors) {
+        response.first_extents.insert(response.first_extents.end(), members, tensor.shape.front());
       }
     }
     outcome.ready.push_back(std::move(response));

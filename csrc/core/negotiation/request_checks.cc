@@ -52,13 +52,13 @@ std::string op_problem(const Request& request, const std::vector<int>&) {
   const bool reduces = request.kind == OpKind::kAllreduce || request.kind == OpKind::kReducescatter;
   const bool is_adasum = request.kind == OpKind::kAllreduce && request.op == ReduceOp::kAdasum;
   const bool is_average = reduces && request.op == ReduceOp::kAverage;
-  for (std::size_t i = 0; (is_adasum || is_average) && i < request.tensors.size(); ++i) {
-    if (is_average && request.tensors[i].dtype == DataType::kBool) {
+  for (const TensorSpec& tensor : request.tensors) {
+    if (is_average && tensor.dtype == DataType::kBool) {
       return "op=Average of bool, whose average is no bool (expected Max, Sum: any; Min, Product: "
              "all; or another dtype); cast to float32 for the share of ranks, or give op=";
     }
-    if (is_adasum && !is_floating(request.tensors[i].dtype)) {
-      return std::string("op=Adasum of ") + name_of(request.tensors[i].dtype) +
+    if (is_adasum && !is_floating(tensor.dtype)) {
+      return std::string("op=Adasum of ") + name_of(tensor.dtype) +
              " (expected a floating-point dtype)";
     }
   }
@@ -90,9 +90,9 @@ std::string wire_problem(const Request& request, const std::vector<int>&) {
            " in host memory (expected float16 or bfloat16, or tensors on GPUs); use "
            "Compression.bf16";
   }
-  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
-    if (request.tensors[i].dtype != DataType::kFloat32) {
-      return wire + " for " + name_of(request.tensors[i].dtype) +
+  for (const TensorSpec& tensor : request.tensors) {
+    if (tensor.dtype != DataType::kFloat32) {
+      return wire + " for " + name_of(tensor.dtype) +
              " (expected float32); leave it as it is, in a group of its own";
     }
   }
@@ -201,8 +201,8 @@ std::string size_problem(const Request& request) {
     return "a group of " + std::to_string(request.tensors.size()) + " tensors (expected at most " +
            std::to_string(kMaxGroupTensors) + ")";
   }
-  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
-    const std::size_t dimensions = request.tensors[i].shape.size();
+  for (const TensorSpec& tensor : request.tensors) {
+    const std::size_t dimensions = tensor.shape.size();
     if (dimensions > kMaxDimensions) {
       return std::to_string(dimensions) + " dimensions (expected at most " +
              std::to_string(kMaxDimensions) + ")";
@@ -218,8 +218,8 @@ std::string size_problem(const Request& request) {
 /// What the ranks cannot agree on in one round.
 std::string travel_problem(const Request& request, const std::vector<int>& members) {
   std::size_t text = request.name.size();  // at most: what Writer makes of it
-  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
-    text += 3 + 10 * request.tensors[i].shape.size();
+  for (const TensorSpec& tensor : request.tensors) {
+    text += 3 + 10 * tensor.shape.size();
   }
   if (text > kMaxTextBytes) {
     return "names and shapes of up to " + std::to_string(text) + " bytes (expected at most " +

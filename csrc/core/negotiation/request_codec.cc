@@ -66,8 +66,10 @@ bool operator<(const OwnPart& a, const OwnPart& b) {
 OwnPart own_part(const Request& request) {
   OwnPart part;
   part.device = request.device;
-  for (std::size_t i = 0; has_own_rows(request.kind) && i < request.tensors.size(); ++i) {
-    part.numbers.push_back(request.tensors[i].shape.front());
+  if (has_own_rows(request.kind)) {
+    for (const TensorSpec& tensor : request.tensors) {
+      part.numbers.push_back(tensor.shape.front());
+    }
   }
   if (has_own_numbers(request.kind)) {
     part.numbers.insert(part.numbers.end(), request.numbers.begin(), request.numbers.end());
@@ -91,8 +93,8 @@ std::string text_of(const Request& request) {
   writer.put(request.prescale);
   writer.put(request.postscale);
   writer.put_number(request.tensors.size());
-  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
-    encode_tensor(request.tensors[i], own_rows, writer);
+  for (const TensorSpec& tensor : request.tensors) {
+    encode_tensor(tensor, own_rows, writer);
   }
   if (!has_own_numbers(request.kind)) {
     writer.put_number(request.numbers.size());

@@ -25,9 +25,8 @@ std::string QueuedExecutor::refusal(const Request& request) const {
     return "";
   }
   const ReduceOp op = request.op == ReduceOp::kAverage ? ReduceOp::kSum : request.op;
-  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
-    std::string refusal =
-        engine_.refusal({request.tensors[i].dtype, op, request.wire, request.wire_detail});
+  for (const TensorSpec& tensor : request.tensors) {
+    std::string refusal = engine_.refusal({tensor.dtype, op, request.wire, request.wire_detail});
     if (!refusal.empty()) {
       return refusal;
     }
