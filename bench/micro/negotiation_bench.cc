@@ -59,7 +59,7 @@ namespace {
 
 using aiacc::Bytes;
 using aiacc::Negotiator;
-using aiacc::Request;
+using aiacc::Submitted;
 
 /// What rank 0 does in a step.
 struct Cost {
@@ -83,7 +83,7 @@ struct Cost {
 
 class Job {
  public:
-  Job(int size, int gpus, std::size_t capacity, std::vector<Request> tensors)
+  Job(int size, int gpus, std::size_t capacity, std::vector<Submitted> tensors)
       : size_(size),
         gpus_(gpus),
         capacity_(capacity),
@@ -100,8 +100,8 @@ class Job {
     std::uint64_t queued = 0;
     std::size_t tensors = 0;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      rank0_->submit(tensors_[i], i + 1);
-      queued += tensors_[i].tensors[0].bytes();
+      rank0_->submit(tensors_[i]);
+      queued += tensors_[i].request.tensors[0].bytes();
       ++tensors;
       const bool flushed = !first_ && unit_bytes > 0 && queued >= unit_bytes;
       if (flushed || i + 1 == tensors_.size()) {
@@ -135,8 +135,8 @@ class Job {
     }
   }
 
-  void set_devices(std::vector<Request>& tensors, int rank) const {
-    for (Request& request : tensors) {
+  void set_devices(std::vector<Submitted>& tensors, int rank) const {
+    for (auto& [request] : tensors) {
       request.device = gpus_ == 0 ? -1 : rank % gpus_;
     }
   }
@@ -156,7 +156,7 @@ class Job {
       Negotiator other(rank, size_, capacity_, aiacc::Parameters{});
       set_devices(of_others_, rank);
       for (std::size_t i = 0; i < of_others_.size(); ++i) {
-        other.submit(of_others_[i], i + 1);
+        other.submit(of_others_[i]);
       }
       other.contribute(share);
       return share;
@@ -178,24 +178,24 @@ class Job {
   const int size_;
   const int gpus_;
   const std::size_t capacity_;
-  std::vector<Request> tensors_;    ///< of rank 0, whose negotiator refers to them
-  std::vector<Request> of_others_;  ///< of the rank whose share is made
+  std::vector<Submitted> tensors_;    ///< of rank 0, whose negotiator refers to them
+  std::vector<Submitted> of_others_;  ///< of the rank whose share is made
   Bytes frame_;
   std::size_t baseline_ = 0;
   std::unique_ptr<Negotiator> rank0_;
   bool first_ = true;
 };
 
-std::vector<Request> read_tensors() {
-  std::vector<Request> tensors;
+std::vector<Submitted> read_tensors() {
+  std::vector<Submitted> tensors;
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);
-    Request request;
+    aiacc::Request request;
     words >> request.name;
     for (std::int64_t extent = 0; words >> extent;) {
       request.tensors[0].shape.push_back(extent);
     }
-    tensors.push_back(std::move(request));
+    tensors.push_back({std::move(request)});
   }
   return tensors;
 }

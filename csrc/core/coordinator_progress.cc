@@ -174,7 +174,7 @@ void Coordinator::run_round(Runner runner) {
       (busy() ? kFlagBusy : 0U) | (plane_.pending_flags() & kFlagForming);  // for those behind it
   table_.drain(drained_);
   for (Operation* operation : drained_) {
-    negotiator_.submit(operation->request, reinterpret_cast<std::uint64_t>(operation));
+    negotiator_.submit(*operation);
   }
   propose_weights();
   const std::uint32_t asked = negotiator_.asked();

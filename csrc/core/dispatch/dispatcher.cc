@@ -61,7 +61,7 @@ void Dispatcher::dispatch(const std::vector<Response>& ready, const Parameters& 
       }
       continue;
     }
-    auto* operation = reinterpret_cast<Operation*>(response.ticket);
+    auto* operation = static_cast<Operation*>(response.submitted);
     const Request& request = operation->request;
     take_response(*operation, response);
     if (timeline_.on()) {

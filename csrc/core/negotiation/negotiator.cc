@@ -41,7 +41,8 @@ Negotiator::Negotiator(int rank,
       sets_(size),
       joined_(size) {}
 
-void Negotiator::submit(const Request& request, std::uint64_t ticket) {
+void Negotiator::submit(Submitted& submitted) {
+  const Request& request = submitted.request;
   ++submitted_;
   if (request.kind == OpKind::kJoin) {
     // A bit would not be told from the one that a joined rank sets anyway.
@@ -50,10 +51,10 @@ void Negotiator::submit(const Request& request, std::uint64_t ticket) {
   const auto slot = cache_.find({request.process_set, digest_of(request.name)});
   if (slot && has_slot(request, *slot)) {
     bits_.set(*slot);
-    by_slot_[*slot] = {&request, ticket};
+    by_slot_[*slot] = &submitted;
     return;
   }
-  fresh_.push_back({&request, ticket});
+  fresh_.push_back(&submitted);
 }
 
 /// Whether what was agreed on is what this rank asks for again.
@@ -114,12 +115,12 @@ void Negotiator::offer_requests() {
   auto next = fresh_.begin();
   for (; next != fresh_.end(); ++next) {
     SharedRequest shared(
-        *next->request, rank_, static_cast<std::uint32_t>(message_.requests.size()));
+        (*next)->request, rank_, static_cast<std::uint32_t>(message_.requests.size()));
     cost += cost_of(shared.key, *shared.senders);
     if (cost > kRoundBudget && !message_.requests.empty()) {
       break;
     }
-    if (next->request->kind == OpKind::kFormProcessSet) {
+    if ((*next)->request.kind == OpKind::kFormProcessSet) {
       message_.flags |= kFlagForming;
     }
     offered_.push_back({*next, {shared.id.process_set, shared.id.name}, shared.key});
@@ -130,18 +131,18 @@ void Negotiator::offer_requests() {
 
 /// What was offered and did not find room goes to the front of what is to be sent.
 void Negotiator::take_back(const std::optional<std::string>& cut) {
-  std::vector<Local> again;
+  std::vector<Submitted*> again;
   for (Offer& offer : offered_) {
-    const Local local = offer.local;
+    Submitted* own = offer.submitted;
     if (cut && offer.key >= *cut) {
-      again.push_back(local);
-    } else if (local.request->kind == OpKind::kJoin) {
-      join_ = local;
+      again.push_back(own);
+    } else if (own->request.kind == OpKind::kJoin) {
+      join_ = own;
     } else {
       const Key key = offer.name;
       const auto [other, fresh] = sent_.try_emplace(key, std::move(offer));
       if (!fresh) {
-        check_names(*other->second.local.request, *local.request);
+        check_names(other->second.submitted->request, own->request);
       }
     }
   }
@@ -180,7 +181,7 @@ const RoundOutcome& Negotiator::apply(const Bytes& combined) {
   parameters_ = next;
   submitted_ -= static_cast<std::size_t>(
       std::count_if(outcome.ready.begin(), outcome.ready.end(), [](const Response& response) {
-        return response.ticket != 0;
+        return response.submitted != nullptr;
       }));
   return outcome;
 }
@@ -195,8 +196,8 @@ void Negotiator::apply_bits(const BitVector& ready, RoundOutcome& outcome) {
     }
     Response response;
     const Request& request = cache_.at(slot);
-    if (by_slot_[slot].request != nullptr) {
-      response.ticket = std::exchange(by_slot_[slot], {}).ticket;
+    if (by_slot_[slot] != nullptr) {
+      response.submitted = std::exchange(by_slot_[slot], nullptr);
       bits_.clear(slot);
     } else {
       AIACC_CHECK(joined_.has(rank_) && joinable_.test(slot));
@@ -243,8 +244,8 @@ void Negotiator::take_request(SharedRequest&& shared, RoundOutcome& outcome) {
   }
   const auto mine = sent_.find(key);
   if (shared.request == nullptr && mine != sent_.end() && mine->second.key == shared.key) {
-    // It stays alive as long as this needs it: until its ticket comes back.
-    shared.request = {std::shared_ptr<const Request>(), mine->second.local.request};
+    // It stays alive as long as this needs it: until this gives it back.
+    shared.request = {std::shared_ptr<const Request>(), &mine->second.submitted->request};
   }
   if (key.first != 0) {
     ranks.for_each([&](int rank) {
@@ -340,10 +341,10 @@ void Negotiator::vacate(ResponseCache::Slot slot) {
 
 /// A bit of this rank that lost its slot has to travel as a request.
 void Negotiator::requeue(ResponseCache::Slot slot) {
-  if (by_slot_[slot].request == nullptr) {
+  if (by_slot_[slot] == nullptr) {
     return;
   }
-  fresh_.push_back(std::exchange(by_slot_[slot], {}));
+  fresh_.push_back(std::exchange(by_slot_[slot], nullptr));
   bits_.clear(slot);
   news_ = true;
 }
@@ -358,14 +359,15 @@ bool Negotiator::never_again(const RequestId& id) const {
          std::any_of(members.begin(), members.end(), [&](int rank) { return joined_.has(rank); });
 }
 
-std::optional<Negotiator::Local> Negotiator::take_local(const Key& key) {
+/// Null if this rank has sent nothing of the name.
+Submitted* Negotiator::take_own(const Key& key) {
   const auto found = sent_.find(key);
   if (found == sent_.end()) {
-    return std::nullopt;
+    return nullptr;
   }
-  const Local local = found->second.local;
+  Submitted* own = found->second.submitted;
   sent_.erase(found);
-  return local;
+  return own;
 }
 
 }  // namespace aiacc

@@ -19,7 +19,7 @@ namespace aiacc {
 
 /// The outcome for one tensor: ready, or failed with the same status on every rank.
 struct Response {
-  std::uint64_t ticket = 0;  ///< what this rank gave to `submit`; 0: it has joined, see `zeros`
+  Submitted* submitted = nullptr;  ///< by this rank; null: it has joined, see `zeros`
   /// Rows that come from every member of the process set: all-gather (of each tensor of the group
   /// in turn) and all-to-all.
   std::vector<std::int64_t> first_extents;
@@ -62,7 +62,7 @@ struct RoundOutcome {
 /// (kRoundBudget) comes in the next. A process set that is formed, not added, waits for its own
 /// members alone, though all ranks take it into their tables; and it is gone when all members have
 /// left it. What waits in it for one that has left fails. Pure: no threads, no clock, no I/O.
-/// Requests passed to `submit` must stay alive until their ticket comes back.
+/// What is passed to `submit` must stay alive until it comes back.
 class Negotiator {
  public:
   /// About the cache see ResponseCache.
@@ -72,8 +72,7 @@ class Negotiator {
              const Parameters& parameters,
              std::uint64_t cache_patience = ResponseCache::kPatience);
 
-  /// `ticket` is not 0.
-  void submit(const Request& request, std::uint64_t ticket);
+  void submit(Submitted& submitted);
 
   /// Whether a round must start now, even if nobody waits: an answer, a proposal, a freed slot's
   /// owner, the bits of a rank that has joined.
@@ -105,14 +104,9 @@ class Negotiator {
  private:
   /// Names are unique within a process set.
   using Key = ResponseCache::Key;
-  /// A submission of this rank that is not ready yet.
-  struct Local {
-    const Request* request = nullptr;
-    std::uint64_t ticket = 0;
-  };
-  /// One that travels, with its key in the message.
+  /// What travels of this rank, with its key in the message.
   struct Offer {
-    Local local;
+    Submitted* submitted;
     Key name;
     std::string key;
   };
@@ -158,7 +152,7 @@ class Negotiator {
   void vacate(ResponseCache::Slot slot);
   void requeue(ResponseCache::Slot slot);
   bool never_again(const RequestId& id) const;
-  std::optional<Local> take_local(const Key& key);
+  Submitted* take_own(const Key& key);
 
   int rank_;
   Parameters parameters_;
@@ -172,15 +166,15 @@ class Negotiator {
   bool news_ = false;
   std::optional<Parameters> proposal_;
 
-  std::vector<Local> fresh_;                  ///< to be sent as requests
+  std::vector<Submitted*> fresh_;             ///< to be sent as requests
   std::vector<Offer> offered_;                ///< in the message of the running round
   std::map<Key, Offer> sent_;                 ///< sent, waiting for the other ranks
   std::vector<SharedRequest> owed_;           ///< texts that this rank is to tell
-  std::optional<Local> join_;                 ///< this rank's join
+  Submitted* join_ = nullptr;                 ///< this rank's join
   BitVector bits_;                            ///< slots submitted here
   BitVector foreign_;                         ///< slots of process sets that this rank is not in
   BitVector joinable_;                        ///< slots that a joined rank answers with zeros
-  std::vector<Local> by_slot_;                ///< the submission behind each bit
+  std::vector<Submitted*> by_slot_;           ///< the submission behind each bit
   std::vector<ResponseCache::Slot> evicted_;  ///< scratch
 
   std::map<Key, Waiting> waiting_;            ///< replicated

@@ -65,7 +65,7 @@ void Negotiator::check_own_requests(const RoundMessage& message) const {
   std::unordered_map<std::string_view, const Request*> offered;
   for (const Offer& offer : offered_) {
     if (!message.cut || offer.key < *message.cut) {
-      offered.emplace(offer.key, offer.local.request);
+      offered.emplace(offer.key, &offer.submitted->request);
     }
   }
   bool equal = true;

@@ -219,13 +219,10 @@ void Negotiator::conclude(const Key& key, const Waiting& waiting, RoundOutcome& 
       equal_rows(waiting.requests)) {
     give_slot(first, response.devices);
   }
-  if (const auto local = take_local(key)) {
-    response.ticket = local->ticket;
-  } else if (member < 0) {
-    return;
-  } else {
-    AIACC_CHECK(joined_.has(rank_));
-    if (!response.status.ok()) {
+  response.submitted = take_own(key);
+  if (response.submitted == nullptr) {
+    AIACC_CHECK(member < 0 || joined_.has(rank_));
+    if (member < 0 || !response.status.ok()) {
       return;
     }
     response.zeros = std::make_shared<Request>(*first.request);
@@ -234,9 +231,9 @@ void Negotiator::conclude(const Key& key, const Waiting& waiting, RoundOutcome& 
 }
 
 void Negotiator::finish_join(RoundOutcome& outcome) {
-  AIACC_CHECK(join_.has_value());
+  AIACC_CHECK(join_ != nullptr);
   Response response;
-  response.ticket = std::exchange(join_, std::nullopt)->ticket;
+  response.submitted = std::exchange(join_, nullptr);
   response.value = joined_.last();
   joined_.clear();
   outcome.ready.push_back(std::move(response));
@@ -283,10 +280,10 @@ void Negotiator::remove_set(std::uint32_t id, RoundOutcome& outcome) {
 
 /// Fails this rank's submission of that name, if it has one.
 void Negotiator::fail(const Key& key, const Reason& reason, RoundOutcome& outcome) {
-  if (const auto local = take_local(key)) {
+  if (Submitted* own = take_own(key)) {
     Response response;
-    response.ticket = local->ticket;
-    response.status = reason(*local->request);
+    response.submitted = own;
+    response.status = reason(own->request);
     outcome.ready.push_back(std::move(response));
   }
 }

@@ -101,6 +101,11 @@ struct Request {
   std::uint64_t total_bytes() const;
 };
 
+/// A request that this rank has submitted. The submitter derives from it what else it knows.
+struct Submitted {
+  Request request;
+};
+
 /// Of scales: equal, or both NaN.
 bool same_factor(double a, double b);
 

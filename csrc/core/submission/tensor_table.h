@@ -70,8 +70,7 @@ struct TensorBuffers {
 ///
 /// Written by the submitting thread before it enters the table, by the loop thread until it is
 /// dispatched, then by the lane that finishes it; `done` publishes the result.
-struct Operation {
-  Request request;
+struct Operation : Submitted {
   std::vector<TensorBuffers> buffers = std::vector<TensorBuffers>(1);  ///< of every tensor
   /// What an automatic name begins with, and is counted by; empty: the kind's name.
   std::string series;

@@ -70,7 +70,7 @@ class RankRun {
   }
 
  private:
-  using List = std::vector<std::pair<const Step*, std::unique_ptr<Submitted>>>;
+  using List = std::vector<std::pair<const Step*, std::unique_ptr<SubmittedStep>>>;
 
   Parameters parameters() const {
     Parameters parameters;
@@ -167,7 +167,7 @@ class RankRun {
   void submit(const Step& step, Hands& hands, List& list) {
     list.emplace_back(
         &step,
-        std::make_unique<Submitted>(
+        std::make_unique<SubmittedStep>(
             program_, step, rank_, ids_[step.set], coordinator_, hand_for(step, hands)));
   }
   void finish(List& list, Hands& hands, std::mt19937& random) {

@@ -18,14 +18,14 @@
 namespace aiacc {
 
 /// One submitted step of one rank with its buffers, which end with it.
-class Submitted {
+class SubmittedStep {
  public:
-  Submitted(const Program& program,
-            const Step& step,
-            int rank,
-            std::uint32_t set,
-            Coordinator& coordinator,
-            Submitter& submitter)
+  SubmittedStep(const Program& program,
+                const Step& step,
+                int rank,
+                std::uint32_t set,
+                Coordinator& coordinator,
+                Submitter& submitter)
       : program_(program),
         step_(step),
         rank_(rank),

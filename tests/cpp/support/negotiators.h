@@ -31,13 +31,13 @@ class NegotiatingRanks {
   int size() const { return static_cast<int>(negotiators_.size()); }
   Negotiator& of(int rank) { return *negotiators_[static_cast<std::size_t>(rank)]; }
 
-  /// Returns the ticket. The request lives until its ticket comes back, and no longer.
-  std::uint64_t submit(int rank, const Request& request) {
-    const std::uint64_t ticket = next_ticket_++;
-    auto& kept = alive_[static_cast<std::size_t>(rank)][ticket];
-    kept = std::make_unique<Request>(request);
-    of(rank).submit(*kept, ticket);
-    return ticket;
+  /// What it returns lives until it comes back, and no longer.
+  Submitted* submit(int rank, const Request& request) {
+    auto kept = std::make_unique<Submitted>(Submitted{request});
+    Submitted* submitted = kept.get();
+    alive_[static_cast<std::size_t>(rank)][submitted] = std::move(kept);
+    of(rank).submit(*submitted);
+    return submitted;
   }
   void submit_everywhere(const Request& request) {
     for (int rank = 0; rank < size(); ++rank) {
@@ -82,8 +82,8 @@ class NegotiatingRanks {
       }
       outcomes.push_back(negotiators_[rank]->apply(result_));
       for (const Response& response : outcomes.back().ready) {
-        if (response.ticket != 0) {
-          EXPECT_EQ(alive_[rank].erase(response.ticket), 1U) << "a ticket came back twice";
+        if (response.submitted != nullptr) {
+          EXPECT_EQ(alive_[rank].erase(response.submitted), 1U) << "it came back twice";
         }
       }
     }
@@ -100,10 +100,9 @@ class NegotiatingRanks {
  private:
   std::mt19937 random_;
   std::vector<std::unique_ptr<Negotiator>> negotiators_;
-  std::vector<std::map<std::uint64_t, std::unique_ptr<Request>>> alive_;
+  std::vector<std::map<Submitted*, std::unique_ptr<Submitted>>> alive_;
   std::vector<Bytes> shares_;
   Bytes result_;
-  std::uint64_t next_ticket_ = 1;
 };
 
 }  // namespace aiacc

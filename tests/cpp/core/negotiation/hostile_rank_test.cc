@@ -34,9 +34,10 @@ using Lie = std::function<void(RoundMessage&)>;
 Status outcome_of(const Request& honest, const Lie& lie) {
   std::vector<Bytes> shares(kSize);
   std::vector<Negotiator> ranks;
+  Submitted submitted{honest};
   for (int rank = 0; rank < kSize; ++rank) {
     ranks.emplace_back(rank, kSize, 16, Parameters{0, 1 << 20, 1});
-    ranks.back().submit(honest, 1);
+    ranks.back().submit(submitted);
     ranks.back().contribute(shares[static_cast<std::size_t>(rank)]);
   }
   RoundMessage message = decoded(shares[kLiar]);
@@ -247,7 +248,8 @@ TEST(HostileRank, ARankKnowsItsOwnRequestsAndBits) {
   name.name = "y";
   for (const std::vector<Request>& told : {std::vector<Request>{rows}, {name}, {}}) {
     Negotiator rank(0, 2, 16, Parameters{0, 1 << 20, 1});
-    rank.submit(kGather, 1);
+    Submitted gather{kGather};
+    rank.submit(gather);
     Bytes share;
     rank.contribute(share);
     RoundMessage message;

@@ -27,7 +27,7 @@ class NegotiatorModel {
   NegotiatorModel(int size, std::size_t capacity, std::uint64_t patience)
       : ranks_(static_cast<std::size_t>(size)), cache_(capacity, patience), sets_(size) {}
 
-  void submit(int rank, const Request& request, std::uint64_t ticket) {
+  void submit(int rank, const Request& request, Submitted* submitted) {
     Rank& mine = of(rank);
     mine.pending.insert(key_of(request));
     if (request.kind == OpKind::kJoin) {
@@ -39,9 +39,9 @@ class NegotiatorModel {
     const auto place = static_cast<std::size_t>(sets_.index_of(request.process_set, rank));
     if (slot && same_signature(cache_.at(*slot), request) &&
         (cache_.devices(*slot) == nullptr || cache_.devices(*slot)->at(place) == request.device)) {
-      mine.bits[*slot] = {request, ticket};
+      mine.bits[*slot] = {request, submitted};
     } else {
-      mine.fresh.push_back({request, ticket});
+      mine.fresh.push_back({request, submitted});
     }
   }
 
@@ -83,7 +83,7 @@ class NegotiatorModel {
   using Requests = std::vector<std::pair<int, Request>>;
   struct Submission {
     Request request;
-    std::uint64_t ticket = 0;
+    Submitted* submitted = nullptr;
   };
   struct Rank {
     std::vector<Submission> fresh;    ///< travels as a request in the next round
@@ -121,11 +121,11 @@ class NegotiatorModel {
     std::map<std::string, Arrival> equal;
     for (int rank = 0; rank < size(); ++rank) {
       std::size_t position = 0;
-      for (const auto& [request, ticket] : std::exchange(of(rank).fresh, {})) {
+      for (const auto& [request, submitted] : std::exchange(of(rank).fresh, {})) {
         Arrival& arrival = equal[SharedRequest(request, 0, 0).key];
         arrival.requests.emplace_back(rank, request);
         arrival.position = position++;
-        of(rank).sent[key_of(request)] = {request, ticket};
+        of(rank).sent[key_of(request)] = {request, submitted};
       }
     }
     std::vector<Arrival> arrivals;
@@ -161,16 +161,16 @@ class NegotiatorModel {
       for (const int rank : ranks) {
         const auto bit = of(rank).bits.find(slot);
         const bool zeros = bit == of(rank).bits.end();
-        tell(rank, request, zeros ? 0 : bit->second.ticket, response);
+        tell(rank, request, zeros ? nullptr : bit->second.submitted, response);
         of(rank).bits.erase(slot);
       }
     }
   }
 
-  /// `ticket` 0: the rank gives zeros.
-  void tell(int rank, const Request& request, std::uint64_t ticket, Response response) {
-    response.ticket = ticket;
-    if (ticket != 0) {
+  /// `submitted` null: the rank gives zeros.
+  void tell(int rank, const Request& request, Submitted* submitted, Response response) {
+    response.submitted = submitted;
+    if (submitted != nullptr) {
       of(rank).pending.erase(key_of(request));
     } else {
       response.zeros = std::make_shared<Request>(request);
@@ -251,7 +251,7 @@ class NegotiatorModel {
       for (int rank = 0; rank < size(); ++rank) {
         Request join;
         join.name = "join";
-        tell(rank, join, take_sent(rank, {0, "join"}).ticket, response);
+        tell(rank, join, take_sent(rank, {0, "join"}).submitted, response);
       }
       joined_.clear();
     }
@@ -378,7 +378,7 @@ class NegotiatorModel {
       }
     }
     for (int rank = 0; rank < size(); ++rank) {
-      const std::uint64_t ticket = take_sent(rank, key_of(first)).ticket;
+      Submitted* submitted = take_sent(rank, key_of(first)).submitted;
       Response mine = response;
       for (std::size_t i = 0; ok && first.kind == OpKind::kAlltoall && i < requests.size(); ++i) {
         for (std::size_t to = 0; to < members.size(); ++to) {
@@ -388,8 +388,8 @@ class NegotiatorModel {
           }
         }
       }
-      if (ticket != 0 || (ok && index_in(members, rank) >= 0)) {
-        tell(rank, first, ticket, mine);
+      if (submitted != nullptr || (ok && index_in(members, rank) >= 0)) {
+        tell(rank, first, submitted, mine);
       }
     }
   }
@@ -432,7 +432,7 @@ class NegotiatorModel {
     waiting_.erase(key);
     texts_.erase(key);
   }
-  /// With ticket 0 if the rank has submitted nothing of the kind.
+  /// Of nothing if the rank has submitted nothing of the kind.
   Submission take_sent(int rank, const Key& key) {
     const auto found = of(rank).sent.find(key);
     return found == of(rank).sent.end() ? Submission() : of(rank).sent.extract(found).mapped();
@@ -440,10 +440,10 @@ class NegotiatorModel {
   template <class Reason>
   void fail(int rank, const Key& key, const Reason& reason) {
     const Submission mine = take_sent(rank, key);
-    if (mine.ticket != 0) {
+    if (mine.submitted != nullptr) {
       Response response;
       response.status = reason(mine.request);
-      tell(rank, mine.request, mine.ticket, response);
+      tell(rank, mine.request, mine.submitted, response);
     }
   }
   template <class Reason>

@@ -22,9 +22,9 @@ namespace {
 /// All that a rank is told.
 std::string text_of(const Response& response) {
   const std::string status = response.status.ok() ? "ok" : response.status.message();
-  std::string text = std::to_string(response.ticket) + ": " + status + " (code " +
-                     std::to_string(static_cast<int>(response.status.code())) + ") " +
-                     shape_text(response.first_extents) + " value " +
+  std::string text = std::to_string(reinterpret_cast<std::uintptr_t>(response.submitted)) + ": " +
+                     status + " (code " + std::to_string(static_cast<int>(response.status.code())) +
+                     ") " + shape_text(response.first_extents) + " value " +
                      std::to_string(response.value);
   if (response.devices != nullptr) {
     text += " GPUs " + shape_text({response.devices->begin(), response.devices->end()});

@@ -92,18 +92,20 @@ class LoneRank {
       return;
     }
     auto operation = std::make_unique<Operation>();
+    std::vector<std::vector<char>>& memory = memory_[operation.get()];
     operation->request = request;
     check_request(request, *members);
     operation->buffers.resize(request.tensors.size());
     const std::size_t parts = request.kind == OpKind::kAllgather ? members->size() : 1;
     for (std::size_t i = 0; i < request.tensors.size(); ++i) {
-      memory_[next_].emplace_back(request.tensors[i].bytes());
-      memory_[next_].emplace_back(request.tensors[i].bytes() * parts);
-      operation->buffers[i].input = (memory_[next_].end() - 2)->data();
-      operation->buffers[i].output = memory_[next_].back().data();
+      memory.emplace_back(request.tensors[i].bytes());
+      memory.emplace_back(request.tensors[i].bytes() * parts);
+      operation->buffers[i].input = (memory.end() - 2)->data();
+      operation->buffers[i].output = memory.back().data();
     }
-    negotiator_.submit(operation->request, next_);
-    operations_[next_++] = std::move(operation);
+    negotiator_.submit(*operation);
+    Submitted* submitted = operation.get();
+    operations_[submitted] = std::move(operation);
   }
 
   /// What came of the round, as text by label: equal on all ranks that took part.
@@ -117,8 +119,8 @@ class LoneRank {
         move(zeros, response, true);
         continue;
       }
-      const auto found = operations_.find(response.ticket);
-      EXPECT_NE(found, operations_.end()) << "a ticket came back twice";
+      const auto found = operations_.find(response.submitted);
+      EXPECT_NE(found, operations_.end()) << "it came back twice";
       const Request& request = found->second->request;
       results[label_of(request.process_set, request.name)] =
           std::to_string(static_cast<int>(response.status.code())) + response.status.message();
@@ -128,7 +130,7 @@ class LoneRank {
       } else if (response.status.ok()) {
         move(*found->second, response, false);
       }
-      memory_.erase(response.ticket);
+      memory_.erase(response.submitted);
       operations_.erase(found);
     }
     return results;
@@ -186,9 +188,8 @@ class LoneRank {
   Negotiator negotiator_;
   /// By id. What was agreed on before a set was removed still needs it.
   std::map<std::uint32_t, std::vector<int>> communicators_;
-  std::uint64_t next_ = 1;
-  std::map<std::uint64_t, std::unique_ptr<Operation>> operations_;
-  std::map<std::uint64_t, std::vector<std::vector<char>>> memory_;
+  std::map<Submitted*, std::unique_ptr<Operation>> operations_;
+  std::map<Submitted*, std::vector<std::vector<char>>> memory_;
 };
 
 }  // namespace aiacc
