@@ -137,7 +137,7 @@ class Callbacks final : public Completion {
     }
     if (memory_[index].address == nullptr) {
       throw Error(Code::kInvalidArgument,
-                  "[submit] " + operation_text(request.kind, request.process_set, request.name) +
+                  "[submit] " + operation_text(request) +
                       ": allocate returned NULL (expected memory of " + std::to_string(bytes) +
                       " bytes for tensor " + std::to_string(index) + "); is the memory exhausted?");
     }

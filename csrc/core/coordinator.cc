@@ -57,7 +57,7 @@ void check_addresses(Operation& operation, const Communicator& communicator, int
          scattered_rows(tensor.shape.front(), communicator.size(), communicator.rank) > 0);
     const bool input = reads && memory.input == nullptr;
     if (input || (has_result && memory.output == nullptr)) {
-      refuse_null(operation_text(request.kind, request.process_set, request.name),
+      refuse_null(operation_text(request),
                   (input ? "input of tensor " : "output of tensor ") + std::to_string(i));
     }
   }

@@ -30,7 +30,7 @@ struct PlannedTensor {
   bool pinned = false;     ///< goes into the one lane for units that must not overtake each other
   bool on_gpu = false;     ///< moved by an engine for GPUs: units of `gpu_unit_bytes`
   std::uint32_t narrowing = 1;  ///< bytes of the tensor for each that travels; equal in a class
-  /// Of `bytes` only one in so many travels, in the end. Equal in a class, as the next.
+  /// One of so many `bytes` travels in the end. It is equal in a class, as the next one is.
   std::uint32_t thinning = 1;
   /// How many times as much as of others makes a unit.
   std::uint32_t stretch = 1;

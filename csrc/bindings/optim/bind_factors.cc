@@ -14,7 +14,7 @@ namespace py = pybind11;
 namespace aiacc {
 namespace {
 
-/// Of a FactorStack: addresses, dimension, number, strides, scale, and its weight in the mean.
+/// A FactorStack: addresses, dimension, number, strides, scale, and its weight in the mean.
 using FactorAddresses = std::tuple<std::uintptr_t,
                                    std::uintptr_t,
                                    std::uint64_t,

@@ -30,7 +30,7 @@ struct Constants {
 /// Throws OpError.
 Constants constants_from(int kind, const Attributes& attributes);
 
-/// Of a kind that moves tensors; else "", for the others need no name.
+/// What a kind that moves tensors is called; else "", for the others need no name.
 const char* verb_of(int kind);
 
 /// By which ranks meet in one run: iterations of a loop run at the same time, so each has its own.

@@ -93,7 +93,7 @@ void TF_RunAsyncOpKernelDoneCallback(TF_AsyncOpKernelDoneCallback*);
 /// 0 outside of loops, else the same on every rank for one loop in one iteration of those around
 /// it.
 uint64_t TF_GetFrameId(TF_OpKernelContext*);
-/// Of the innermost loop.
+/// The iteration of the innermost loop.
 int64_t TF_GetIterId(TF_OpKernelContext*);
 
 int TF_TensorType(const TF_Tensor*);

@@ -19,7 +19,7 @@ namespace {
 constexpr mode_t kOwnerOnly = 0600;
 constexpr int kFixedSize = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 constexpr const char* kFolder = "/dev/shm";
-/// Of newer kernels.
+/// MADV_POPULATE_WRITE, which headers older than Linux 5.14 lack.
 constexpr int kPopulateForWriting = 23;
 /// Some kernels undo what they have done when a signal comes: a process with a timer would never
 /// get all of it at once.

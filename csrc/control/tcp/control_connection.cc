@@ -13,7 +13,7 @@ namespace {
 /// and of the next.
 constexpr std::size_t kMostRounds = 16;
 
-/// Of a message that comes, as slow as it may be.
+/// The slowest that a message may come.
 constexpr std::size_t kBytesPerTimeout = std::size_t{256} << 10;
 
 }  // namespace

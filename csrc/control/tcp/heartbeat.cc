@@ -15,7 +15,7 @@ constexpr int kSilentLooks = 2;
 constexpr int kPatientLooks = 26;
 /// After the last call of `watch`.
 constexpr int kWatchLooks = 8;
-/// Of one peer, before the others have their turn.
+/// One peer has so many answered before the others have their turn.
 constexpr int kMostBeats = 16;
 
 }  // namespace

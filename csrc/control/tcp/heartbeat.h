@@ -28,7 +28,7 @@ struct Beat {
 };
 static_assert(sizeof(Beat) == 16, "Beat is a wire format");
 
-/// Of kLooksPerTimeout: who has not looked for so many cannot tell who was silent meanwhile.
+/// Who has not looked for so many of kLooksPerTimeout cannot tell who was silent meanwhile.
 constexpr int kAbsentLooks = 8;
 
 /// With three digits.

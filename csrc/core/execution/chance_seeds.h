@@ -22,10 +22,11 @@ class ChanceSeeds {
   std::uint64_t restarts_ = 0;
 };
 
-/// Of the unit that begins at byte `offset` of tensor `tensor` of an operation with this seed.
+/// The seed of the unit that begins at byte `offset` of tensor `tensor` of an operation with this
+/// seed.
 std::uint64_t seed_of_unit(std::uint64_t seed, std::uint32_t tensor, std::uint64_t offset);
 
-/// Of a rank's own part of it.
+/// The seed of a rank's own part of it.
 std::uint64_t seed_of_rank(std::uint64_t seed, int rank);
 
 }  // namespace aiacc

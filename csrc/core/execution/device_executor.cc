@@ -10,8 +10,8 @@ namespace {
 
 [[noreturn]] void refuse(const Request& request, const std::string& problem) {
   throw Error(Code::kUnsupported,
-              "[submit] " + operation_text(request.kind, request.process_set, request.name) +
-                  " on GPU " + std::to_string(request.device) + ": " + problem);
+              "[submit] " + operation_text(request) + " on GPU " + std::to_string(request.device) +
+                  ": " + problem);
 }
 
 }  // namespace

@@ -83,7 +83,7 @@ PerRank sent_bytes(const Unit& unit) {
   return bytes_of(unit.request().numbers, unit.pieces.front().spec().row_bytes());
 }
 
-/// Of the marks of one stream only the last has to be waited for.
+/// Waits for the last mark of every stream only.
 void wait_for_inputs(const Unit& unit, CudaStream stream, const Device& device) {
   std::vector<const Mark*> last;
   for (const Piece& piece : unit.pieces) {

@@ -12,7 +12,7 @@ namespace {
 /// Names that some ranks have submitted and others have not.
 constexpr std::size_t kMaxWaiting = std::size_t{1} << 20;
 
-/// Of requests whose names have one digest.
+/// Throws Error(kMismatch) if two names have one digest.
 void check_names(const Request& a, const Request& b) {
   if (a.name != b.name) {
     throw Error(Code::kMismatch,

@@ -115,8 +115,8 @@ class Negotiator {
   struct Waiting {
     std::vector<SharedRequest> requests;
     RankSet arrived;
-    /// Of the process set that they form. Where ranks have told different ones, all of these, so
-    /// that each of them gets to know. Empty: they form none.
+    /// Members of the process set that they form. Where ranks have told different ones, these are
+    /// all of them, so that each gets to know. Empty: they form none.
     std::vector<int> formed;
     std::size_t asked = 0;  ///< so many of the requests, by their lowest rank, are to be told
   };

@@ -29,9 +29,9 @@ int outsider(const Request& request, const RankSet& senders) {
 
 void refuse(const Request& request, int rank, const std::string& problem) {
   throw Error(Code::kPeerLost,
-              "[negotiation] rank " + std::to_string(rank) + " sent " +
-                  operation_text(request.kind, request.process_set, request.name) + " with " +
-                  problem + "; no rank submits that: do all run the same aiacc version?");
+              "[negotiation] rank " + std::to_string(rank) + " sent " + operation_text(request) +
+                  " with " + problem +
+                  "; no rank submits that: do all run the same aiacc version?");
 }
 
 /// Runs before anything else that reads requests: sizes of memory follow from them.

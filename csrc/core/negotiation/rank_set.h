@@ -22,7 +22,7 @@ class RankSet {
   RankSet() = default;
   explicit RankSet(int rank) : runs_{{rank, rank}} {}
   RankSet(int first, int last) : runs_{{first, last}} {}
-  /// Of a list.
+  /// Those of a list.
   template <typename Ranks>
   static RankSet of(const Ranks& ranks) {
     RankSet set;

@@ -24,7 +24,7 @@ enum class OpKind : std::uint8_t {
   kSend = 11,             ///< a message to another rank, which is not agreed on with all
   kReceive = 12,          ///< the same, from another rank
 };
-/// Of what is agreed on.
+/// Kinds that are agreed on; they come first.
 inline constexpr int kOpKinds = 11;
 
 inline bool is_message(OpKind kind) { return kind == OpKind::kSend || kind == OpKind::kReceive; }
@@ -47,8 +47,8 @@ inline constexpr std::size_t kMaxNameBytes = std::size_t{1} << 16;
 inline constexpr std::size_t kMaxMessageKeyBytes = 1000;
 inline constexpr std::size_t kMaxDimensions = 64;
 inline constexpr std::size_t kMaxGroupTensors = std::size_t{1} << 20;
-/// Of all tensors of a request, with extents of 0 taken as 1. More than a memory holds, and so
-/// little that sums over the ranks of a job, in bytes and in rows, fit into 63 bits.
+/// All tensors of a request have no more, with extents of 0 taken as 1. It is more than a memory
+/// holds, and so little that sums over the ranks of a job, in bytes and in rows, fit into 63 bits.
 inline constexpr std::uint64_t kMaxTensorBytes = std::uint64_t{1} << 46;
 
 /// "allreduce", "allgather", ...
@@ -106,7 +106,7 @@ struct Submitted {
   Request request;
 };
 
-/// Of scales: equal, or both NaN.
+/// Whether two scales are equal, or both NaN.
 bool same_factor(double a, double b);
 
 /// Same operation in every respect on which ranks agree: a cached response can be reused. Of
@@ -125,6 +125,9 @@ std::string label_of(std::uint32_t process_set, const std::string& name);
 /// "broadcast 'x'", or "an unnamed broadcast" as long as it has no name; of a long name its
 /// beginning.
 std::string operation_text(OpKind kind, std::uint32_t process_set, const std::string& name);
+inline std::string operation_text(const Request& request) {
+  return operation_text(request.kind, request.process_set, request.name);
+}
 
 /// Whether the first dimension counts rows that are concatenated or distributed.
 inline bool has_rows(OpKind kind) {

@@ -36,7 +36,7 @@ std::string join_problem(const Request& request) {
              : "";
 }
 
-/// Of this rank; others may use other GPUs.
+/// What is wrong with this rank's GPU; others may use other ones.
 std::string device_problem(const Request& request) {
   return request.device < -1 || request.device >= static_cast<std::int64_t>(kMostDevices)
              ? "GPU " + std::to_string(request.device) +
@@ -107,7 +107,7 @@ std::string unsupported(const Request& request, const std::vector<int>& members)
              : "";
 }
 
-/// Of an all-to-all: rows for every member, out of `rows`.
+/// What is wrong with the rows that an all-to-all has for every member, out of `rows`.
 std::string splits_problem(const std::int64_t* splits,
                            std::size_t count,
                            std::int64_t rows,
@@ -272,9 +272,7 @@ void check_request(const Request& request, const std::vector<int>& members) {
     code = Code::kUnsupported;
   }
   if (!problem.empty()) {
-    throw Error(code,
-                "[submit] " + operation_text(request.kind, request.process_set, request.name) +
-                    ": " + problem);
+    throw Error(code, "[submit] " + operation_text(request) + ": " + problem);
   }
 }
 

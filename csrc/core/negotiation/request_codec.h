@@ -14,7 +14,7 @@ namespace aiacc {
 
 /// A rank numbers its GPUs below this.
 inline constexpr std::uint64_t kMostDevices = 1 << 16;
-/// Of Request::numbers.
+/// Request::numbers has no more.
 inline constexpr std::size_t kMostNumbers = std::size_t{1} << 16;
 
 /// Fields of a request that may legitimately differ between ranks. Without them the requests of all
@@ -65,7 +65,7 @@ RequestId decode_id(Reader& reader);
 /// a round's message fits into a frame of the control plane: with kRoundBudget, one such request,
 /// and another one as the key where entries were cut off.
 inline constexpr std::size_t kMaxTextBytes = std::size_t{8} << 20;
-/// Of all members of the process set together.
+/// All members of the process set together have no more.
 inline constexpr std::size_t kMaxPartsBytes = std::size_t{32} << 20;
 
 }  // namespace aiacc

@@ -5,14 +5,6 @@
 #include <utility>
 
 namespace aiacc {
-namespace {
-
-std::string quoted(const Request& request) {
-  return std::string(name_of(request.kind)) + " '" + label_of(request.process_set, request.name) +
-         "'";
-}
-
-}  // namespace
 
 MemberParts parts_of(const std::vector<SharedRequest>& requests, const std::vector<int>& members) {
   MemberParts parts(members.size(), nullptr);
@@ -66,7 +58,7 @@ SharedPlacement placement_of(const MemberParts& parts, const SharedPlacement& kn
 
 Status joined_status(const Request& request, int rank) {
   return {Code::kMismatch,
-          "[join] " + quoted(request) + ": rank " + std::to_string(rank) +
+          "[join] " + operation_text(request) + ": rank " + std::to_string(rank) +
               " has joined and cannot take part (expected an allreduce with Sum, Average or Adasum "
               "over all ranks while a rank waits in join); let every rank do this before the first "
               "one joins"};
@@ -75,14 +67,14 @@ Status joined_status(const Request& request, int rank) {
 Status left_status(const Request& request, int rank) {
   return {
       Code::kMismatch,
-      "[process set] " + quoted(request) + ": rank " + std::to_string(rank) +
+      "[process set] " + operation_text(request) + ": rank " + std::to_string(rank) +
           " has left process set " + std::to_string(request.process_set) +
           " without submitting this; let all members finish the work of a set before one leaves"};
 }
 
 Status removed_set_status(const Request& request) {
   return {Code::kMismatch,
-          "[process set] " + quoted(request) + ": process set " +
+          "[process set] " + operation_text(request) + ": process set " +
               std::to_string(request.process_set) +
               " was removed before all its members had submitted this; finish the work of a set "
               "before removing it"};

@@ -66,7 +66,7 @@ void* make_result(TensorBuffers& buffers, std::size_t bytes, const Operation& op
     const Request& request = operation.request;
     throw Error(Code::kEngine,
                 "[core] " + this_process() + " has no memory for the " + std::to_string(bytes) +
-                    " bytes of " + operation_text(request.kind, request.process_set, request.name) +
+                    " bytes of " + operation_text(request) +
                     "; let every rank give less, or raise the limit of memory (ulimit -v, the "
                     "container's)");
   }
