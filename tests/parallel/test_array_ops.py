@@ -10,10 +10,9 @@ from aiacc import _core
 from aiacc.collectives import submission
 from aiacc.collectives.handles import pending
 from tests.support import operations
-from tests.support.jobs import OVER_MPI, on_ranks
+from tests.support.jobs import OVER_MPI, TWO_AND_THREE, on_ranks
 from tests.support.operations import assert_equal
 from tests.support.ranks import run_ranks
-from tests.support.sizes import TWO_AND_THREE
 
 FRONT = operations.Frontend(hvd, np.asarray, np.asarray, tells_splits=False)
 

@@ -12,10 +12,9 @@ import aiacc
 import aiacc.array as hvd
 from aiacc.process_sets import add_process_set, remove_process_set
 from tests.support.gpu import fake_gpu
-from tests.support.jobs import on_ranks, over
+from tests.support.jobs import TWO_AND_THREE, on_ranks, over
 from tests.support.needed import missing
 from tests.support.ranks import ROOT
-from tests.support.sizes import TWO_AND_THREE
 
 LIBRARY = ROOT / "build/dev/tests/cpp/libbindings_c_api_job.so"
 PEER_LOST = 5

@@ -9,9 +9,8 @@ import pytest
 
 import aiacc
 import aiacc.array as hvd
-from tests.support.jobs import in_job, on_ranks
+from tests.support.jobs import TWO_AND_THREE, in_job, on_ranks
 from tests.support.ranks import run_ranks
-from tests.support.sizes import TWO_AND_THREE
 
 
 def _disagree(call, *texts):

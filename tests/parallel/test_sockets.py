@@ -14,10 +14,9 @@ import aiacc
 import aiacc.array as hvd
 from bench.bed import native
 from tests.support import footprint
-from tests.support.jobs import in_job, until_it_fails
+from tests.support.jobs import TWO_AND_THREE, in_job, until_it_fails
 from tests.support.needed import needs
 from tests.support.ranks import run_ranks
-from tests.support.sizes import TWO_AND_THREE
 
 _needed = needs("" if shutil.which("cc") else "no cc on PATH")
 

@@ -28,6 +28,11 @@ from aiacc import basics
 from tests.support import meeting
 from tests.support.ranks import run_ranks
 
+# Three ranks are no power of two and have ones that are neither first nor last; two are often the
+# only ones with a path of their own, which other tests of two ranks take.
+_TWO = pytest.param(2, marks=pytest.mark.nightly)
+ONE_TO_THREE = [1, 3, _TWO]
+TWO_AND_THREE = [3, _TWO]
 #: Where MPI moves tensors.
 OVER_MPI = {"launcher": "mpirun", "env": {"AIACC_ENGINE": "mpi"}}
 

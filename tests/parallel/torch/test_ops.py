@@ -17,11 +17,10 @@ from aiacc.collectives.handles import pending
 from aiacc.collectives.objects import gather_objects
 from aiacc.optim import AdamSGD
 from tests.support import operations
-from tests.support.jobs import on_ranks
+from tests.support.jobs import ONE_TO_THREE, on_ranks
 from tests.support.operations import DTYPES, FEW_SHAPES, Case, Frontend
 from tests.support.process_group import assert_equal
 from tests.support.ranks import run_ranks
-from tests.support.sizes import ONE_TO_THREE
 
 
 def to_torch(array):

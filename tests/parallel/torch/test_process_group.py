@@ -16,10 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import aiacc
 import aiacc.torch as hvd
-from tests.support.jobs import on_ranks
+from tests.support.jobs import ONE_TO_THREE, TWO_AND_THREE, on_ranks
 from tests.support.learning.training import Recipe, Together, alone, flat, squares, train
 from tests.support.process_group import assert_equal, in_group, join, join_gloo, leave
-from tests.support.sizes import ONE_TO_THREE, TWO_AND_THREE
 
 REDUCTIONS = {
     dist.ReduceOp.SUM: torch.add,

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
-from tests.support.jobs import on_ranks
-from tests.support.sizes import ONE_TO_THREE, TWO_AND_THREE
+from tests.support.jobs import ONE_TO_THREE, TWO_AND_THREE, on_ranks
 
 
 def _batches(shape, even, dtype):
