@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import (
-    needed,  # noqa: F401  reads its variable before they are cleared
+    programs,  # noqa: F401  reads its variable before they are cleared
     rank_forks,
 )
 

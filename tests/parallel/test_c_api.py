@@ -13,7 +13,7 @@ import aiacc.array as hvd
 from aiacc.process_sets import add_process_set, remove_process_set
 from tests.support.gpu import fake_gpu
 from tests.support.jobs import TWO_AND_THREE, on_ranks, over
-from tests.support.needed import missing
+from tests.support.programs import missing
 from tests.support.ranks import ROOT
 
 LIBRARY = ROOT / "build/dev/tests/cpp/libbindings_c_api_job.so"

@@ -13,8 +13,7 @@ import aiacc.array as hvd
 from aiacc import _core
 from tests.parallel.test_array_ops import check_operations
 from tests.support.jobs import join_as, on_ranks, until_it_fails
-from tests.support.needed import missing
-from tests.support.programs import LIMIT_S, ROOT
+from tests.support.programs import LIMIT_S, ROOT, missing
 from tests.support.ranks import free_port, rank_environment, run_ranks
 
 #: Number of elements: of the express lane, of one unit, and of several units on all lanes.

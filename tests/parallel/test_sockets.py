@@ -15,7 +15,7 @@ import aiacc.array as hvd
 from bench.bed import native
 from tests.support import footprint
 from tests.support.jobs import TWO_AND_THREE, in_job, until_it_fails
-from tests.support.needed import needs
+from tests.support.programs import needs
 from tests.support.ranks import run_ranks
 
 _needed = needs("" if shutil.which("cc") else "no cc on PATH")

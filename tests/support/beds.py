@@ -14,7 +14,7 @@ import pytest
 
 from bench.bed import BedError
 from bench.bed.bed import require_root, take_down
-from tests.support.needed import needs
+from tests.support.programs import needs
 
 
 def _why_not() -> str:

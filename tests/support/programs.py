@@ -1,4 +1,7 @@
-"""Programs in processes of their own, under one limit that no load of the machine meets."""
+"""Programs in processes of their own, under one limit that no load of the machine meets.
+
+What a test needs that a machine may lack is `missing`: there the test is skipped, in CI it fails.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,35 @@ import signal
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Seconds after which a program hangs. Who needs another limit tests the limit itself.
 LIMIT_S = 300.0
 #: Seconds that a program has to write its stacks once it hangs.
 _LAST_WORDS_S = 10.0
+#: Set by .ci/run, which builds and installs everything. tests/conftest.py clears the variable.
+_IN_CI = os.environ.get("AIACC_CI", "") == "1"
+
+
+def missing(what: str) -> NoReturn:
+    """Skip the test, which needs what is missing; in CI, fail."""
+    if _IN_CI:
+        pytest.fail(f"{what} (expected here: .ci/run builds and installs it)", pytrace=False)
+    pytest.skip(what)
+
+
+def needs(why_not: str) -> Any:
+    """For a module: ``_needed = needs(what is missing)``, "" if nothing is; see `missing`."""
+
+    @pytest.fixture(autouse=True)
+    def needed() -> None:
+        if why_not:
+            missing(why_not)
+
+    return needed
 
 
 def run_program(

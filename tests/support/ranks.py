@@ -30,8 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aiacc.run.programs import mpi_launchers
-from tests.support.needed import missing
-from tests.support.programs import LIMIT_S, ROOT, run_program
+from tests.support.programs import LIMIT_S, ROOT, missing, run_program
 from tests.support.rank_forks import ForkedRank, fork
 
 #: Below those of the kernel (/proc/sys/net/ipv4/ip_local_port_range) and of torchrun (29400).

@@ -8,8 +8,7 @@ import re
 
 import pytest
 
-from tests.support.needed import needs
-from tests.support.programs import ROOT
+from tests.support.programs import ROOT, needs
 
 SOURCES = sorted((ROOT / "csrc/kernels").rglob("*.cu"))
 #: Most registers of the kernels by compute capability. The hot ones may not spill.

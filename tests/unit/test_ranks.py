@@ -151,7 +151,7 @@ def test_hang_names_the_ranks_and_shows_their_stacks():
 @pytest.mark.parametrize(("env", "outcome"), [({}, "1 skipped"), ({"AIACC_CI": "1"}, "1 failed")])
 def test_a_test_that_misses_something(env, outcome, tmp_path):
     # With the conftest of the tests, which clears the variable.
-    program = "from tests.support.needed import missing\ndef test_it(): missing('no plug-in')\n"
+    program = "from tests.support.programs import missing\ndef test_it(): missing('no plug-in')\n"
     (tmp_path / "test_it.py").write_text(program)
     plugins = ["-p", "tests.conftest", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", "-q", "-rs", *plugins, f"--rootdir={tmp_path}"]

@@ -13,8 +13,7 @@ import pytest
 import aiacc
 import aiacc.array as hvd
 from tests.support.jobs import in_job
-from tests.support.needed import needs
-from tests.support.programs import run_program
+from tests.support.programs import needs, run_program
 from tests.support.ranks import ROOT, run_ranks
 
 pytestmark = pytest.mark.alone

@@ -14,8 +14,7 @@ import pytest
 
 from aiacc import mpi_library
 from aiacc.config import child_environment
-from tests.support.needed import missing
-from tests.support.programs import run_program
+from tests.support.programs import missing, run_program
 from tests.support.ranks import ROOT, mpirun, rank_environment
 
 PROGRAM = "tests/cpp/engines_mpi_mpi_engine_test"

@@ -34,7 +34,7 @@ from aiacc.torch import streams
 from aiacc.torch.adapter import DTYPE_CODES
 from aiacc.torch.ops import allreduce as allreduce_ops
 from tests.support import ranks
-from tests.support.needed import missing
+from tests.support.programs import missing
 
 #: Numbers of floating-point dtypes.
 _FLOATS = {code for dtype, code in DTYPE_CODES.items() if dtype.is_floating_point}
