@@ -3,25 +3,56 @@
 import json
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from aiacc.run import netcheck
 from bench.bed import BedError, launch
-from bench.bed.bed import Bed, Flow, bed_for
+from bench.bed.bed import Bed, Flow, bed_for, require_root, take_down
 from bench.bed.plan import DATA_BYTES, FIRST_MINOR, SLOW_MINOR, Spec
 from bench.job import run_on
 from bench.network.faults.plan import choose
 from bench.network.faults.row import one
-from tests.support.beds import bed_name, needed, traces  # noqa: F401
-from tests.support.programs import LIMIT_S, ROOT
+from tests.support.programs import LIMIT_S, ROOT, needs
 
 pytestmark = pytest.mark.alone
+
+
+def _why_not():
+    try:
+        require_root()
+    except BedError as error:
+        return str(error)
+    return ""
+
+
+needed = needs(_why_not())
+
+
+def traces(name):
+    """What is left of a bed."""
+    folders = (Path("/run/netns"), Path("/sys/class/net"), Path("/run/aiacc-network"))
+    found = [entry.name for folder in folders if folder.is_dir() for entry in folder.iterdir()]
+    return sorted(entry for entry in found if entry.startswith(name) and "lock" not in entry)
+
+
+@pytest.fixture(name="name")
+def bed_name():
+    """A name that no other bed of this machine has; nothing of it is left after the test."""
+    chosen = f"t{secrets.token_hex(3)}"
+    yield chosen
+    left = traces(chosen)
+    take_down(chosen)
+    (Path("/run/aiacc-network") / f"{chosen}.lock").unlink(missing_ok=True)
+    assert left == []
+
 
 _SERVER = """
 import socket

@@ -1,6 +1,7 @@
 """Factors beside curvlinops 3, which computes them from modules in its own way."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ from aiacc.kfac.factors import MicroBatches, average, gradient_factor, input_fac
 from aiacc.kfac.fisher import sample_targets, terms_of
 from aiacc.kfac.rows import by_places, factor_shapes, patches, why_not
 from tests.unit.kfac.networks import factors_of, record
-from tests.unit.kfac.oracle import their_factors
+
+with warnings.catch_warnings():
+    # What it imports scripts functions for torch.jit.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from curvlinops import KFACLinearOperator
 
 
 def image_network(convolution):
@@ -18,6 +23,23 @@ def image_network(convolution):
     last = nn.Linear(4 * convolution.out_channels, 3)
     layers = convolution, nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), last
     return nn.Sequential(*layers).double()
+
+
+def their_factors(model, inputs, targets, loss, approx="expand", kind="empirical"):
+    """A and G by name of layer; biases are columns of the matrices."""
+    operator = KFACLinearOperator(
+        model,
+        loss,
+        list(model.parameters()),
+        [(inputs, targets)],
+        fisher_type=kind,
+        mc_samples=1,
+        kfac_approx=approx,
+        separate_weight_and_bias=False,
+        check_deterministic=False,
+    )
+    operator.compute_kronecker_factors()
+    return operator._input_covariances, operator._gradient_covariances
 
 
 def compare(model, inputs, targets, loss, approx="expand", theirs=1.0, **of_loss):
