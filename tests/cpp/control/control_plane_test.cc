@@ -25,8 +25,6 @@
 namespace aiacc {
 namespace {
 
-Clock::time_point never() { return Clock::time_point::max(); }
-
 /// Shares are sorted lists of numbers, folding merges them: nothing may be lost or come twice.
 void merge(Bytes& mine, const Bytes& theirs, const RankBlock&) {
   Bytes both(mine.size() + theirs.size());

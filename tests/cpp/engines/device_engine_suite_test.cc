@@ -29,8 +29,6 @@ constexpr int kLanes = 2;
 constexpr int kHostLanes = 3;
 constexpr DeviceReduction kDeviceSum{DataType::kFloat32, ReduceOp::kSum};
 
-Clock::time_point soon() { return Clock::now() + std::chrono::seconds(60); }
-
 enum class Between { kOneLevel, kNccl, kTcp, kFake };
 
 /// Hosts of the ranks, what is between them, and how gtest calls that.

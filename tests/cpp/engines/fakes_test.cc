@@ -17,8 +17,6 @@
 namespace aiacc {
 namespace {
 
-Clock::time_point soon() { return Clock::now() + std::chrono::seconds(60); }
-
 /// `body(rank, engine)` on every rank, which may misuse NCCL; engines end aborted.
 template <class Body>
 void misuse_nccl(NcclWorld& world, Body body) {

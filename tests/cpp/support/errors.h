@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
@@ -8,8 +9,13 @@
 #include <gtest/gtest.h>
 
 #include "csrc/base/error.h"
+#include "csrc/base/event.h"
 
 namespace aiacc {
+
+/// A deadline that nothing here comes near.
+inline Clock::time_point soon() { return Clock::now() + std::chrono::seconds(60); }
+inline Clock::time_point never() { return Clock::time_point::max(); }
 
 /// The error of `call`, or Status() if there was none.
 template <class Call>

@@ -30,8 +30,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-Clock::time_point soon() { return Clock::now() + 20s; }
-
 const JobToken kToken{1, 2, 3};  // TcpWorld's
 
 ChannelSpec control(int peer, bool connect, std::uint16_t lane = 0) {

@@ -20,8 +20,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-Clock::time_point soon() { return Clock::now() + 20s; }
-
 Hello hello_of(std::uint32_t from) {
   Hello hello{};
   hello.magic = Hello::kMagic;
@@ -42,7 +40,7 @@ class GreetingsTest : public testing::Test {
     say(socket, &hello, sizeof hello);
   }
 
-  /// Serves whenever there is something to do, as whoever waits does, until `done` or for 20 s.
+  /// Serves whenever there is something to do, as whoever waits does, until `done`, or in vain.
   template <class Done>
   bool serve_until(Greetings& greetings, Done done) {
     for (const auto limit = soon(); Clock::now() < limit;) {

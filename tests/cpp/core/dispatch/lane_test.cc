@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/gate.h"
 
 namespace aiacc {
@@ -26,8 +27,6 @@ Unit unit_of(std::uint64_t seq, Operation& operation = own()) {
 }
 
 void push(Lane& lane, Unit unit, bool notify) { lane.push(unit, notify); }
-
-Clock::time_point never() { return Clock::time_point::max(); }
 
 void help(Lane& lane) { lane.help(own()); }
 

@@ -13,8 +13,6 @@
 namespace aiacc {
 namespace {
 
-Clock::time_point soon() { return Clock::now() + std::chrono::seconds(60); }
-
 TEST(NcclFailures, AbortEndsARankThatConnects) {
   NcclWorld world(2);
   const auto engine = world.engine(0, 1);
