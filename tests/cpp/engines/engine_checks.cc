@@ -92,12 +92,8 @@ std::vector<std::size_t> uneven_counts(int size, std::size_t scale) {
   return counts;
 }
 
-void check_reduce_scatter(Engine& engine,
-                          int lane,
-                          int rank,
-                          const std::vector<std::size_t>& counts,
-                          DataType dtype,
-                          ReduceOp op) {
+void check_reduce_scatter(
+    Engine& engine, int lane, int rank, const PerRank& counts, DataType dtype, ReduceOp op) {
   visit_dtype(dtype, [&](auto element) {
     using T = decltype(element);
     const auto size = static_cast<int>(counts.size());
@@ -150,7 +146,7 @@ void check_pieces(Engine& engine,
                   int lane,
                   int rank,
                   int size,
-                  const std::vector<std::size_t>& counts,
+                  const PerRank& counts,
                   const Reduction& reduction) {
   visit_dtype(reduction.dtype, [&](auto element) {
     using T = decltype(element);

@@ -104,12 +104,8 @@ void check_all_gather(Engine& engine, int lane, int rank, int size, std::size_t 
 std::vector<std::size_t> uneven_counts(int size, std::size_t scale);
 
 /// The call is made with and without a factor.
-void check_reduce_scatter(Engine& engine,
-                          int lane,
-                          int rank,
-                          const std::vector<std::size_t>& counts,
-                          DataType dtype,
-                          ReduceOp op);
+void check_reduce_scatter(
+    Engine& engine, int lane, int rank, const PerRank& counts, DataType dtype, ReduceOp op);
 
 /// Between two ranks travels sometimes nothing, otherwise bytes around `scale`.
 void check_all_to_all(Engine& engine, int lane, int rank, int size, std::size_t scale);
@@ -119,7 +115,7 @@ void check_pieces(Engine& engine,
                   int lane,
                   int rank,
                   int size,
-                  const std::vector<std::size_t>& counts,
+                  const PerRank& counts,
                   const Reduction& reduction);
 
 /// Every operation once on a lane, to see that a new engine is connected properly.

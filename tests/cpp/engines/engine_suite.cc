@@ -33,17 +33,23 @@ void on_every_lane(const World& world, Body body) {
   });
 }
 
+/// What fails in a thread of a rank ends the engines of the others, too.
+template <class Call>
+void check(Engine& engine, const std::string& where, Call call) {
+  const Status status = status_of(call);
+  if (!status.ok()) {
+    ADD_FAILURE() << where << status.message();
+    engine.abort(status);
+  }
+}
+
 /// Calls `body(lane)` on a thread for each lane, to which ranks come in different orders.
 template <class Body>
 void on_all_lanes_at_once(Engine& engine, int rank, Body body) {
   std::vector<std::thread> threads;
   for (int i = 0; i <= engine.express_lane(); ++i) {
     threads.emplace_back([&, lane = (i + rank) % (engine.express_lane() + 1)] {
-      const Status status = status_of([&] { body(lane); });
-      if (!status.ok()) {
-        ADD_FAILURE() << "lane " << lane << ": " << status.message();
-        engine.abort(status);
-      }
+      check(engine, "lane " + std::to_string(lane) + ": ", [&] { body(lane); });
     });
   }
   for (std::thread& thread : threads) {
@@ -262,7 +268,7 @@ TEST_P(EnginePartsTest, OverlappingPartsWorkAtTheSameTime) {
     std::vector<std::thread> threads;
     for (int first = 0; first + 1 < size(); ++first) {
       threads.emplace_back([&, first] {
-        const Status status = status_of([&] {
+        check(engine, "", [&] {
           for (int i = 0; i < 3; ++i) {
             const auto split_id = static_cast<std::uint32_t>(3 * first + i);
             with_part(engine, rank, {first, first + 1}, split_id, [&](Engine& part, int index) {
@@ -272,10 +278,6 @@ TEST_P(EnginePartsTest, OverlappingPartsWorkAtTheSameTime) {
             });
           }
         });
-        if (!status.ok()) {
-          ADD_FAILURE() << status.message();
-          engine.abort(status);
-        }
       });
     }
     check_every_operation(engine, 0, rank, size());

@@ -100,17 +100,14 @@ class FinishingEngine : public Engine {
     engine_.broadcast(lane, buffer, bytes, root);
     finish();
   }
-  void all_gather(int lane,
-                  const void* send,
-                  void* recv,
-                  const std::vector<std::size_t>& bytes_of) override {
+  void all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) override {
     engine_.all_gather(lane, send, recv, bytes_of);
     finish();
   }
   void reduce_scatter(int lane,
                       const void* send,
                       void* recv,
-                      const std::vector<std::size_t>& counts,
+                      const PerRank& counts,
                       const Reduction& reduction) override {
     engine_.reduce_scatter(lane, send, recv, counts, {reduction.dtype, reduction.op});
     finish();
@@ -119,8 +116,8 @@ class FinishingEngine : public Engine {
   void all_to_all(int lane,
                   const void* send,
                   void* recv,
-                  const std::vector<std::size_t>& send_bytes,
-                  const std::vector<std::size_t>& recv_bytes) override {
+                  const PerRank& send_bytes,
+                  const PerRank& recv_bytes) override {
     engine_.all_to_all(lane, send, recv, send_bytes, recv_bytes);
     finish();
   }

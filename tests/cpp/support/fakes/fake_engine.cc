@@ -48,10 +48,7 @@ void FakeEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) 
   });
 }
 
-void FakeEngine::all_gather(int lane,
-                            const void* send,
-                            void* recv,
-                            const std::vector<std::size_t>& bytes_of) {
+void FakeEngine::all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) {
   std::string what = "all_gather of";
   std::size_t total = 0;
   for (const std::size_t bytes : bytes_of) {
@@ -71,11 +68,8 @@ void FakeEngine::all_gather(int lane,
   });
 }
 
-void FakeEngine::reduce_scatter(int lane,
-                                const void* send,
-                                void* recv,
-                                const std::vector<std::size_t>& counts,
-                                const Reduction& reduction) {
+void FakeEngine::reduce_scatter(
+    int lane, const void* send, void* recv, const PerRank& counts, const Reduction& reduction) {
   const auto [dtype, op, factor] = reduction;
   const std::size_t element = size_of(dtype);
   std::string what = std::string("reduce_scatter of ") + name_of(dtype) + " " + name_of(op);
@@ -102,11 +96,8 @@ void FakeEngine::reduce_scatter(int lane,
   });
 }
 
-void FakeEngine::all_to_all(int lane,
-                            const void* send,
-                            void* recv,
-                            const std::vector<std::size_t>& send_bytes,
-                            const std::vector<std::size_t>& recv_bytes) {
+void FakeEngine::all_to_all(
+    int lane, const void* send, void* recv, const PerRank& send_bytes, const PerRank& recv_bytes) {
   const std::size_t total = std::accumulate(send_bytes.begin(), send_bytes.end(), std::size_t{0});
   run(lane, total, {"all_to_all", send, recv, send_bytes, recv_bytes}, [](auto& calls) {
     std::vector<std::size_t> sent(calls.size(), 0);  // bytes of every rank's buffer

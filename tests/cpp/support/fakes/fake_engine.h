@@ -84,22 +84,19 @@ class FakeEngine : public Engine {
 
   void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
 
-  void all_gather(int lane,
-                  const void* send,
-                  void* recv,
-                  const std::vector<std::size_t>& bytes_of) override;
+  void all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) override;
 
   void reduce_scatter(int lane,
                       const void* send,
                       void* recv,
-                      const std::vector<std::size_t>& counts,
+                      const PerRank& counts,
                       const Reduction& reduction) override;
 
   void all_to_all(int lane,
                   const void* send,
                   void* recv,
-                  const std::vector<std::size_t>& send_bytes,
-                  const std::vector<std::size_t>& recv_bytes) override;
+                  const PerRank& send_bytes,
+                  const PerRank& recv_bytes) override;
 
   std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t split_id) override;
 

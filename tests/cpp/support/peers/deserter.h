@@ -29,10 +29,7 @@ class Deserter : public Engine {
       engine_->broadcast(lane, buffer, bytes, root);
     }
   }
-  void all_gather(int lane,
-                  const void* send,
-                  void* recv,
-                  const std::vector<std::size_t>& bytes_of) override {
+  void all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) override {
     if (stays(lane)) {
       engine_->all_gather(lane, send, recv, bytes_of);
     }
@@ -40,7 +37,7 @@ class Deserter : public Engine {
   void reduce_scatter(int lane,
                       const void* send,
                       void* recv,
-                      const std::vector<std::size_t>& counts,
+                      const PerRank& counts,
                       const Reduction& reduction) override {
     if (stays(lane)) {
       engine_->reduce_scatter(lane, send, recv, counts, reduction);
@@ -49,8 +46,8 @@ class Deserter : public Engine {
   void all_to_all(int lane,
                   const void* send,
                   void* recv,
-                  const std::vector<std::size_t>& send_bytes,
-                  const std::vector<std::size_t>& recv_bytes) override {
+                  const PerRank& send_bytes,
+                  const PerRank& recv_bytes) override {
     if (stays(lane)) {
       engine_->all_to_all(lane, send, recv, send_bytes, recv_bytes);
     }

@@ -35,22 +35,16 @@ class TouchingEngine : public Engine {
   void broadcast(int, void* buffer, std::size_t bytes, int) override {
     touch(buffer, bytes, buffer, bytes);
   }
-  void all_gather(int, const void* in, void* out, const std::vector<std::size_t>& of) override {
+  void all_gather(int, const void* in, void* out, const PerRank& of) override {
     touch(in, of.at(rank_), out, sum_of(of));
   }
-  void reduce_scatter(int,
-                      const void* in,
-                      void* out,
-                      const std::vector<std::size_t>& counts,
-                      const Reduction& sum) override {
+  void reduce_scatter(
+      int, const void* in, void* out, const PerRank& counts, const Reduction& sum) override {
     const std::size_t element = size_of(sum.dtype);
     touch(in, sum_of(counts) * element, out, counts.at(rank_) * element);
   }
-  void all_to_all(int,
-                  const void* in,
-                  void* out,
-                  const std::vector<std::size_t>& sent,
-                  const std::vector<std::size_t>& received) override {
+  void all_to_all(
+      int, const void* in, void* out, const PerRank& sent, const PerRank& received) override {
     AIACC_CHECK(sent.at(rank_) == received.at(rank_));
     touch(in, sum_of(sent), out, sum_of(received));
   }
@@ -58,7 +52,7 @@ class TouchingEngine : public Engine {
   void abort(const Status&) noexcept override {}
 
  private:
-  static std::size_t sum_of(const std::vector<std::size_t>& parts) {
+  static std::size_t sum_of(const PerRank& parts) {
     return std::accumulate(parts.begin(), parts.end(), std::size_t{0});
   }
   static void touch(const void* in, std::size_t read, void* out, std::size_t written) {
