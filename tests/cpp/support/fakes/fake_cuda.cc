@@ -163,20 +163,10 @@ void FakeCuda::wake() {
   changed_.notify_all();
 }
 
-void FakeCuda::hold() {
-  const std::lock_guard lock(mutex_);
-  held_ = true;
-}
-
 void FakeCuda::release() {
   const std::lock_guard lock(mutex_);
   held_ = false;
   wake();
-}
-
-void FakeCuda::begin_loading() {
-  const std::lock_guard lock(mutex_);
-  loads_ = false;
 }
 
 void FakeCuda::end_loading() {
@@ -288,7 +278,7 @@ void FakeCuda::fill_table() {
     {
       ++self().loading_;
       std::unique_lock lock(self().mutex_);
-      self().changed_.wait(lock, [] { return self().loads_; });
+      self().changed_.wait(lock, [] { return self().loads_.load(); });
       --self().loading_;
     }
     *module = reinterpret_cast<CudaModule>(const_cast<void*>(image));

@@ -35,7 +35,7 @@ class FakeCuda {
   const CudaDriver& driver() const { return driver_; }
 
   /// Streams do nothing from now on, until `release`: whatever returns in between has only queued.
-  void hold();
+  void hold() { held_ = true; }
   void release();
   /// Blocks until every stream is empty. For tests; what is tested cannot call it.
   void drain();
@@ -43,7 +43,7 @@ class FakeCuda {
   void settle(CudaStream stream);
 
   /// Loading a module takes until `end_loading` from now on.
-  void begin_loading();
+  void begin_loading() { loads_ = false; }
   void end_loading();
   /// Calls that are loading one.
   int loading() const { return loading_; }
@@ -128,6 +128,13 @@ class FakeCuda {
   bool may(const char* unsafe_call);
   Stream* find(CudaStream stream);
   Event* find(CudaEvent event);
+  /// What `use` makes, with the lock held, of what a handle stands for; misuse if that is nothing.
+  template <class Handle, class Use>
+  static CudaResult with(Handle handle, Use use) {
+    const std::lock_guard lock(self().mutex_);
+    auto* const found = self().find(handle);
+    return found != nullptr ? use(*found) : self().refuse(kCudaInvalidHandle);
+  }
   Stream* add_stream(int device);
   void work(Stream& stream);
   bool can_run(const Stream& stream) const;
@@ -144,9 +151,9 @@ class FakeCuda {
   CudaDriver driver_{};
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool held_ = false;
+  std::atomic<bool> held_{false};
   bool ending_ = false;
-  bool loads_ = true;
+  std::atomic<bool> loads_{true};
   int captures_ = 0;
   std::string spoilt_by_;
   std::vector<std::unique_ptr<Stream>>

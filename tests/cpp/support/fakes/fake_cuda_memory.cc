@@ -25,44 +25,35 @@ void FakeCuda::fill_stream_table() {
     return kCudaSuccess;
   };
   driver_.stream_destroy = [](CudaStream handle) {
-    const std::lock_guard lock(self().mutex_);
-    Stream* stream = handle == nullptr ? nullptr : self().find(handle);
-    if (stream == nullptr) {
-      return self().refuse(kCudaInvalidHandle);
-    }
-    stream->destroyed = true;  // what is queued goes on
-    return kCudaSuccess;
+    return with(handle, [handle](Stream& stream) {
+      stream.destroyed = handle != nullptr;  // what is queued goes on
+      return stream.destroyed ? kCudaSuccess : self().refuse(kCudaInvalidHandle);
+    });
   };
   driver_.stream_query = [](CudaStream handle) {
     if (!self().may("stream_query")) {
       return kCudaCaptureUnsupported;
     }
-    const std::lock_guard lock(self().mutex_);
-    const Stream* stream = self().find(handle);
-    if (stream == nullptr) {
-      return self().refuse(kCudaInvalidHandle);
-    }
-    return self().broken()                          ? self().sticky_.load()
-           : stream->queue.empty() && !stream->busy ? kCudaSuccess
+    return with(handle, [](const Stream& stream) {
+      return self().broken()                        ? self().sticky_.load()
+             : stream.queue.empty() && !stream.busy ? kCudaSuccess
                                                     : kCudaNotReady;
+    });
   };
   driver_.stream_is_capturing = [](CudaStream handle, int* status) {
-    const std::lock_guard lock(self().mutex_);
-    const Stream* stream = self().find(handle);
-    *status = stream != nullptr && stream->capturing ? 1 : 0;
-    return stream == nullptr ? self().refuse(kCudaInvalidHandle) : kCudaSuccess;
+    *status = 0;
+    return with(handle, [status](const Stream& stream) {
+      *status = stream.capturing ? 1 : 0;
+      return kCudaSuccess;
+    });
   };
   driver_.stream_wait_event = [](CudaStream stream, CudaEvent handle, unsigned) {
     Task task;
-    {
-      const std::lock_guard lock(self().mutex_);
-      const Event* event = self().find(handle);
-      if (event == nullptr) {
-        return self().refuse(kCudaInvalidHandle);
-      }
-      task.waits_for = event->last;
-    }
-    return self().push(stream, std::move(task));
+    const CudaResult found = with(handle, [&task](const Event& event) {
+      task.waits_for = event.last;
+      return kCudaSuccess;
+    });
+    return found == kCudaSuccess ? self().push(stream, std::move(task)) : found;
   };
   driver_.stream_wait_value =
       [](CudaStream stream, CudaAddress address, std::uint32_t value, unsigned flags) {
@@ -83,38 +74,27 @@ void FakeCuda::fill_stream_table() {
   };
   driver_.event_record = [](CudaEvent handle, CudaStream stream) {
     Task task;
-    {
-      const std::lock_guard lock(self().mutex_);
-      Event* event = self().find(handle);
-      if (event == nullptr) {
-        return self().refuse(kCudaInvalidHandle);
-      }
-      event->last = std::make_shared<Record>();
-      task.completes = event->last;
-    }
-    return self().push(stream, std::move(task));
+    const CudaResult found = with(handle, [&task](Event& event) {
+      task.completes = event.last = std::make_shared<Record>();
+      return kCudaSuccess;
+    });
+    return found == kCudaSuccess ? self().push(stream, std::move(task)) : found;
   };
   driver_.event_query = [](CudaEvent handle) {
     if (!self().may("event_query")) {
       return kCudaCaptureUnsupported;
     }
-    const std::lock_guard lock(self().mutex_);
-    const Event* event = self().find(handle);
-    if (event == nullptr) {
-      return self().refuse(kCudaInvalidHandle);
-    }
-    return self().broken()        ? self().sticky_.load()
-           : event->last->reached ? kCudaSuccess
-                                  : kCudaNotReady;
+    return with(handle, [](const Event& event) {
+      return self().broken()       ? self().sticky_.load()
+             : event.last->reached ? kCudaSuccess
+                                   : kCudaNotReady;
+    });
   };
   driver_.event_destroy = [](CudaEvent handle) {
-    const std::lock_guard lock(self().mutex_);
-    Event* event = self().find(handle);
-    if (event == nullptr) {
-      return self().refuse(kCudaInvalidHandle);
-    }
-    event->destroyed = true;  // streams that wait for it go on waiting
-    return kCudaSuccess;
+    return with(handle, [](Event& event) {
+      event.destroyed = true;  // streams that wait for it go on waiting
+      return kCudaSuccess;
+    });
   };
   driver_.launch_host_function = [](CudaStream stream, CudaHostFunction function, void* argument) {
     return self().enqueue(stream, [function, argument] { function(argument); });

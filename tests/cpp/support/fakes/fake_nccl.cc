@@ -57,16 +57,6 @@ std::string FakeNccl::complaint() {
   return complaint_;
 }
 
-void FakeNccl::set_resident(int operations) {
-  const std::lock_guard lock(mutex_);
-  resident_ = operations;
-}
-
-void FakeNccl::set_polls(int polls) {
-  const std::lock_guard lock(mutex_);
-  polls_ = polls;
-}
-
 void FakeNccl::break_all_with(NcclResult error) {
   const std::lock_guard lock(mutex_);
   for (const auto& comm : comms_) {
@@ -209,7 +199,7 @@ NcclResult FakeNccl::launch(Comm& comm, CudaStream stream, Call call) {
     device.worlds.push_back(comm.world->number);
     device.threads.insert(std::this_thread::get_id());
     ++comm.pending;
-    comm.polls = number == 0 ? polls_ : 0;  // the first operation connects
+    comm.polls = number == 0 ? polls_.load() : 0;  // the first operation connects
     over = comm.polls == 0;
   }
   const auto run = [this, &comm, number, ticket, call = std::move(call)] {

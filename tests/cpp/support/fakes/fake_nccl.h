@@ -36,9 +36,9 @@ class FakeNccl {
   const NcclApi& api() const { return api_; }
 
   /// How many operations a device runs at a time, in the order in which they were issued to it.
-  void set_resident(int operations);
+  void set_resident(int operations) { resident_ = operations; }
   /// Answers of `comm_async_error` that are kNcclInProgress, after everything that may take time.
-  void set_polls(int polls);
+  void set_polls(int polls) { polls_ = polls; }
   /// What `comm_async_error` says of all communicators from now on.
   void break_all_with(NcclResult error);
 
@@ -123,6 +123,15 @@ class FakeNccl {
   void fill_table();
   void fill_collectives();
   Comm* find(NcclComm comm);
+  /// What `use` makes, with the lock held, of a communicator; misuse of `call` if there is none.
+  template <class Use>
+  static NcclResult with(NcclComm handle, const char* call, Use use) {
+    const std::lock_guard lock(self().mutex_);
+    Comm* const found = self().find(handle);
+    return found != nullptr
+               ? use(*found)
+               : self().complain(kNcclInvalidArgument, std::string(call) + " of no communicator");
+  }
   NcclResult complain(NcclResult result, const std::string& what);
   NcclResult init(NcclComm* out, int ranks, const NcclUniqueId& id, int rank, NcclConfig* config);
   NcclResult issue(NcclComm comm, CudaStream stream, Call call);
@@ -143,8 +152,8 @@ class FakeNccl {
   std::map<int, Device> devices_;
   std::map<std::string, int> preferred_;
   int ids_ = 0;
-  int resident_ = 1 << 20;
-  int polls_ = 0;
+  std::atomic<int> resident_{1 << 20};
+  std::atomic<int> polls_{0};
   bool ending_ = false;
   std::string complaint_;
   std::atomic<int> alive_{0};

@@ -19,64 +19,53 @@ void FakeNccl::fill_table() {
   };
   api_.comm_async_error = [](NcclComm handle, NcclResult* error) {
     ++self().questions_;
-    const std::lock_guard lock(self().mutex_);
-    Comm* comm = self().find(handle);
-    if (comm == nullptr) {
-      return self().complain(kNcclInvalidArgument, "comm_async_error of no communicator");
-    }
-    const bool ready = comm->world->joined == comm->world->size && comm->polls == 0;
-    comm->polls -= comm->polls > 0 ? 1 : 0;
-    *error = comm->error != kNcclSuccess ? comm->error : ready ? kNcclSuccess : kNcclInProgress;
-    return kNcclSuccess;
+    return with(handle, "comm_async_error", [error](Comm& comm) {
+      const bool ready = comm.world->joined == comm.world->size && comm.polls == 0;
+      comm.polls -= comm.polls > 0 ? 1 : 0;
+      *error = comm.error != kNcclSuccess ? comm.error : ready ? kNcclSuccess : kNcclInProgress;
+      return kNcclSuccess;
+    });
   };
   api_.comm_finalize = [](NcclComm handle) {
-    const std::lock_guard lock(self().mutex_);
-    Comm* comm = self().find(handle);
-    return comm == nullptr ? self().complain(kNcclInvalidArgument, "finalize of no communicator")
-           : comm->pending > 0 ? kNcclInProgress
-                               : kNcclSuccess;
+    return with(handle, "comm_finalize", [](const Comm& comm) {
+      return comm.pending > 0 ? kNcclInProgress : kNcclSuccess;
+    });
   };
   const auto end = [](NcclComm handle, bool abort) {
-    const std::lock_guard lock(self().mutex_);
-    Comm* comm = self().find(handle);
-    if (comm == nullptr) {
-      return self().complain(kNcclInvalidArgument, "the end of no communicator");
-    }
-    if (!abort && comm->pending > 0) {
-      return self().complain(kNcclInvalidUsage, "comm_destroy before the work has ended");
-    }
-    if (!abort && !comm->registered.empty()) {
-      return self().complain(kNcclInvalidUsage, "comm_destroy before comm_deregister");
-    }
-    self().registered_ -= static_cast<int>(comm->registered.size());
-    comm->aborted = true;
-    comm->destroyed = true;
-    --self().alive_;
-    self().changed_.notify_all();
-    return kNcclSuccess;
+    return with(handle, abort ? "comm_abort" : "comm_destroy", [abort](Comm& comm) {
+      if (!abort && comm.pending > 0) {
+        return self().complain(kNcclInvalidUsage, "comm_destroy before the work has ended");
+      }
+      if (!abort && !comm.registered.empty()) {
+        return self().complain(kNcclInvalidUsage, "comm_destroy before comm_deregister");
+      }
+      self().registered_ -= static_cast<int>(comm.registered.size());
+      comm.aborted = true;
+      comm.destroyed = true;
+      --self().alive_;
+      self().changed_.notify_all();
+      return kNcclSuccess;
+    });
   };
   static const auto end_of = end;
   api_.comm_destroy = [](NcclComm comm) { return end_of(comm, false); };
   api_.comm_abort = [](NcclComm comm) { return end_of(comm, true); };
   api_.comm_register = [](NcclComm handle, void* buffer, std::size_t, void** registration) {
-    const std::lock_guard lock(self().mutex_);
-    Comm* comm = self().find(handle);
-    if (comm == nullptr) {
-      return self().complain(kNcclInvalidArgument, "comm_register with no communicator");
-    }
-    comm->registered.insert(buffer);
-    ++self().registered_;
-    *registration = buffer;
-    return kNcclSuccess;
+    return with(handle, "comm_register", [=](Comm& comm) {
+      comm.registered.insert(buffer);
+      ++self().registered_;
+      *registration = buffer;
+      return kNcclSuccess;
+    });
   };
   api_.comm_deregister = [](NcclComm handle, void* registration) {
-    const std::lock_guard lock(self().mutex_);
-    Comm* comm = self().find(handle);
-    if (comm == nullptr || comm->registered.erase(registration) == 0) {
-      return self().complain(kNcclInvalidArgument, "comm_deregister of what is not registered");
-    }
-    --self().registered_;
-    return kNcclSuccess;
+    return with(handle, "comm_deregister", [registration](Comm& comm) {
+      if (comm.registered.erase(registration) == 0) {
+        return self().complain(kNcclInvalidArgument, "comm_deregister of what is not registered");
+      }
+      --self().registered_;
+      return kNcclSuccess;
+    });
   };
   api_.allocate = [](void** memory, std::size_t bytes) {
     CudaAddress address = 0;
