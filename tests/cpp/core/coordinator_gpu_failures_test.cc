@@ -1,4 +1,5 @@
 #include <atomic>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -6,12 +7,32 @@
 #include <gtest/gtest.h>
 
 #include "csrc/core/coordinator.h"
-#include "tests/cpp/support/other_capture.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/submitter.h"
 
 namespace aiacc {
 namespace {
+
+/// A graph that somebody else in the process captures all the while, in the mode "global".
+class OtherCapture {
+ public:
+  explicit OtherCapture(FakeCuda& cuda) : cuda_(cuda), device_(Device::open(cuda.driver(), 0)) {
+    const Device::Scope scope(*device_);
+    cuda.driver().stream_create(&stream_, kCudaStreamNonBlocking, 0);
+    cuda.set_capturing(stream_, true);
+  }
+  ~OtherCapture() { cuda_.set_capturing(stream_, false); }
+  OtherCapture(const OtherCapture&) = delete;
+  OtherCapture& operator=(const OtherCapture&) = delete;
+
+  /// The call that has spoilt it, or "".
+  std::string spoilt_by() const { return cuda_.spoilt_by(); }
+
+ private:
+  FakeCuda& cuda_;
+  const std::shared_ptr<Device> device_;
+  CudaStream stream_ = nullptr;
+};
 
 /// From the first operation, which opens and loads everything, to the end of the job.
 TEST(CoordinatorGpuFailures, WhatAnotherThreadCapturesIsNotSpoilt) {
