@@ -17,7 +17,7 @@ import aiacc.torch as hvd
 from aiacc.compression.codecs import parse
 from aiacc.compression.policy import Policy
 from aiacc.optim import LAMB, LARS
-from tests.support.learning.coded import on_ranks_over_tcp
+from tests.support.learning.coded import new_scaler, on_ranks_over_tcp
 from tests.support.learning.training import Together, check_same_everywhere, flat, squares, train
 
 
@@ -78,12 +78,6 @@ def _has_part(training):
     return hasattr(training.optimizer, "clip_grad_norm_")
 
 
-def _scaler():
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
-    scaler.scale(torch.ones(()))  # which a rank without gradients may never do
-    return scaler
-
-
 def _drop_one(model):
     model[2].weight.grad = None
 
@@ -95,7 +89,7 @@ def _infinite_on_one_rank(model, rank, batch):
 
 def _an_overflow_is_skipped_by_all(unscales, lacking, make):
     """Also by rank 0, which has no gradients of the batches ``lacking``."""
-    training, scaler = make(), _scaler()
+    training, scaler = make(), new_scaler(8.0)
     for batch in range(3):
         before = flat(training.model)
         training.zero_grad()
@@ -113,15 +107,17 @@ def _gradients_that_no_rank_has_are_those_of_a_step_without_scaler(make):
     training = train(make(), [0])
     training.zero_grad()
     if _reduces(training):
-        training.step(_scaler())
+        training.step(new_scaler(8.0))
     else:
-        training.refused(lambda training: training.step(_scaler()), "No inf checks were recorded")
+        training.refused(
+            lambda training: training.step(new_scaler(8.0)), "No inf checks were recorded"
+        )
     return train(training, [1])
 
 
 def _a_step_may_be_left_out_by_all(scaled, make):
     """After gradients were clipped; in the next step rank 0 has none."""
-    training, scaler = make(), _scaler() if scaled else None
+    training, scaler = make(), new_scaler(8.0) if scaled else None
     for batch in range(3):
         training.zero_grad()
         if hvd.rank() > 0 or batch != 1:
@@ -139,7 +135,7 @@ def _unscaling_too_early_is_refused(make):
     training = make()
 
     def unscales(training):
-        scaler = _scaler()
+        scaler = new_scaler(8.0)
         if hvd.rank() > 0:
             training.backward(0, scaler=scaler)
         scaler.unscale_(training.optimizer)

@@ -14,9 +14,7 @@
 #include "csrc/engines/hierarchical/hierarchical_engine.h"
 #include "csrc/engines/shm/shm_engine.h"
 #include "csrc/engines/tcp/tcp_engine.h"
-#include "tests/cpp/support/peers/deserter.h"
-#include "tests/cpp/support/peers/desertion.h"
-#include "tests/cpp/support/peers/device_deserter.h"
+#include "tests/cpp/support/peers/deserters.h"
 #include "tests/cpp/support/submitter.h"
 
 namespace aiacc {

@@ -15,8 +15,7 @@
 #include "csrc/core/negotiation/request_matching.h"
 #include "tests/cpp/support/allocations.h"
 #include "tests/cpp/support/errors.h"
-#include "tests/cpp/support/peers/liar.h"
-#include "tests/cpp/support/peers/lone_rank.h"
+#include "tests/cpp/support/peers/hostile_ranks.h"
 #include "tests/cpp/support/requests.h"
 
 namespace aiacc {

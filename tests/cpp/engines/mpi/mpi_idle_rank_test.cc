@@ -11,8 +11,7 @@
 #include "csrc/control/control_plane.h"
 #include "tests/cpp/engines/engine_checks.h"
 #include "tests/cpp/engines/mpi/mpi_job.h"
-#include "tests/cpp/support/peers/deserter.h"
-#include "tests/cpp/support/peers/desertion.h"
+#include "tests/cpp/support/peers/deserters.h"
 
 namespace aiacc {
 namespace {
