@@ -180,7 +180,9 @@ void Coordinator::run_round(Runner runner) {
   const std::uint32_t asked = negotiator_.asked();
   if (asked != 0) {
     negotiator_.answer_with(dispatcher_.reports(unit_watch_.limit_s(start)),
-                            table_.undispatched(negotiator_.process_sets(), start));
+                            (asked & kFlagStallQuery) != 0
+                                ? table_.undispatched(negotiator_.process_sets(), start)
+                                : std::vector<PendingName>());
   }
   negotiator_.contribute(message_, state);
   in_round_.store(true);
@@ -258,8 +260,11 @@ void Coordinator::take_answers(std::uint32_t asked, const Answers& answers) {
   if (const auto proof = unit_watch_.proof(std::move(dead), Clock::now())) {
     throw Error(Code::kTimeout, *proof);
   }
+  if ((asked & kFlagStallQuery) == 0) {
+    return;
+  }
   const std::vector<Stall> stalls = stalls_.inspect(answers);
-  if (stalls.empty() || (asked & kFlagStallQuery) == 0) {
+  if (stalls.empty()) {
     return;
   }
   if (stall_reporter(stalls) == plane_.rank()) {
