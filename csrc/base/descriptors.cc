@@ -1,7 +1,9 @@
 #include "csrc/base/descriptors.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -72,6 +74,28 @@ std::string exhaustion_remedy(int error_number) {
            "container's limit of memory or sysctl net.ipv4.tcp_mem, or use fewer lanes";
   }
   return "";
+}
+
+void discard_until_closed(const std::vector<int>& sockets, Clock::time_point deadline) noexcept {
+  std::vector<char> waste(64 << 10);
+  std::vector<pollfd> open;
+  for (const int socket : sockets) {
+    open.push_back({socket, POLLIN, 0});
+  }
+  const auto is_closed = [&](const pollfd& entry) {
+    if (entry.revents == 0) {
+      return false;
+    }
+    const ssize_t bytes = recv(entry.fd, waste.data(), waste.size(), MSG_DONTWAIT);
+    return bytes == 0 || (bytes < 0 && errno != EAGAIN && errno != EINTR);
+  };
+  // What is there is dropped even if the deadline has come.
+  while (!open.empty() && poll_until(open.data(), open.size(), deadline) > 0) {
+    open.erase(std::remove_if(open.begin(), open.end(), is_closed), open.end());
+    if (Clock::now() >= deadline) {
+      return;
+    }
+  }
 }
 
 }  // namespace aiacc

@@ -1,6 +1,9 @@
 #pragma once
 
 #include <string>
+#include <vector>
+
+#include "csrc/base/event.h"
 
 namespace aiacc {
 
@@ -20,5 +23,10 @@ bool is_exhausted(int error_number);
 /// For such a value: how many are in use, what the limit is, and what to do about it. Otherwise "".
 /// Opens no descriptor.
 std::string exhaustion_remedy(int error_number);
+
+/// Drops what comes on sockets that this end has done with, until the other ends have closed them
+/// as well or the deadline has come: closing with unread bytes would reset a connection, and may
+/// destroy what the other end has not read yet.
+void discard_until_closed(const std::vector<int>& sockets, Clock::time_point deadline) noexcept;
 
 }  // namespace aiacc

@@ -1,11 +1,11 @@
 #include "csrc/control/control_plane.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "csrc/base/descriptors.h"
 #include "csrc/base/error.h"
 #include "csrc/base/log.h"
 #include "csrc/base/tcp_info.h"
@@ -94,25 +94,14 @@ ControlPlane::~ControlPlane() {
   leave();
 }
 
-/// Closing with unread bytes resets a connection and may destroy what the peer has not read yet:
-/// reads until it closes too. A live peer's loop thread answers an abort at once.
+/// A live peer's loop thread answers an abort at once.
 void ControlPlane::leave() noexcept {
-  const auto deadline = Clock::now() + kLeavePatience;
+  std::vector<int> sockets;
   for (const auto& peer : peers_) {
     ::shutdown(peer->fd(), SHUT_WR);
+    sockets.push_back(peer->fd());
   }
-  for (const auto& peer : peers_) {
-    try {
-      while (Clock::now() < deadline) {
-        if (!peer->discard_some(read_buffer_)) {
-          pollfd entry{peer->fd(), POLLIN, 0};
-          poll_until(&entry, 1, deadline);
-        }
-      }
-    } catch (const Error&) {
-      // Closed on the other side as well: done.
-    }
-  }
+  discard_until_closed(sockets, Clock::now() + kLeavePatience);
 }
 
 void ControlPlane::service() {

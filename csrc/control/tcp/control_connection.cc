@@ -68,10 +68,6 @@ bool ControlConnection::receive_some(std::vector<std::uint8_t>& buffer) {
   return true;
 }
 
-bool ControlConnection::discard_some(std::vector<std::uint8_t>& buffer) {
-  return socket_.recv_some(buffer.data(), buffer.size(), name_) > 0;
-}
-
 bool ControlConnection::has_round(std::uint32_t round) const {
   return !rounds_.empty() && rounds_.front().round == round;
 }

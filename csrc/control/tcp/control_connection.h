@@ -36,8 +36,6 @@ class ControlConnection {
   /// Error(kPeerLost) if the connection has ended or what came is garbage, save after the reason
   /// for an end.
   bool receive_some(std::vector<std::uint8_t>& buffer);
-  /// The same, without a look at it.
-  bool discard_some(std::vector<std::uint8_t>& buffer);
   /// Why the peer has ended the job, if it has; nothing follows.
   const std::optional<Status>& end() const { return end_; }
   bool has_round(std::uint32_t round) const;
