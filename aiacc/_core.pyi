@@ -243,13 +243,11 @@ def send(input: int, bytes: int, to: int, key: str, /) -> int:
     receives another number of bytes; ValueError for bad input.
     """
 
-def receive(
-    output: int, bytes: int, source: int, key: str, sources: tuple[int, ...] = (), /
-) -> int:
+def receive(output: int, bytes: int, source: int, key: str, /) -> int:
     """Receive what `send` says, into this address of host memory; returns a handle at once.
 
-    `source` -1: from whichever of `sources` sends first, as `take_source` tells, which then
-    releases the handle.
+    `source` -1: from whichever rank sends first, as `take_source` tells, which then releases the
+    handle.
     """
 
 def take_source(handle: int) -> int:

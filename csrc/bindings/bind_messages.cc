@@ -2,10 +2,8 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
 #include "csrc/bindings/bindings.h"
 #include "csrc/core/runtime.h"
@@ -35,15 +33,10 @@ Handle send(std::uintptr_t input, std::int64_t bytes, int to, std::string key) {
   return coordinator.submit(std::move(operation));
 }
 
-Handle receive(std::uintptr_t output,
-               std::int64_t bytes,
-               int from,
-               std::string key,
-               std::vector<std::int64_t> sources) {
+Handle receive(std::uintptr_t output, std::int64_t bytes, int from, std::string key) {
   const auto session = Runtime::instance().session();
   Coordinator& coordinator = session->coordinator();
   auto operation = message(coordinator, OpKind::kReceive, bytes, from, std::move(key));
-  operation->request.numbers = std::move(sources);
   operation->buffers.front().output =
       reinterpret_cast<void*>(output);  // NOLINT(performance-no-int-to-ptr)
   return coordinator.submit(std::move(operation));

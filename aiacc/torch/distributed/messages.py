@@ -49,10 +49,7 @@ class Receive(CollectiveWork):
         direct = given.is_cpu and given.is_contiguous() and not (given.is_neg() or given.is_conj())
         received = given if direct else torch.empty_like(given, device="cpu").contiguous()
         start = -1 if source is None else group.number_of(source)
-        sources = group.ranks if source is None else ()
-        handle = _core.receive(
-            received.data_ptr(), received.nbytes, start, _key(group, tag), sources
-        )
+        handle = _core.receive(received.data_ptr(), received.nbytes, start, _key(group, tag))
         self._group = group
         self._source = source
 

@@ -313,12 +313,6 @@ void check_message(const Request& request, const std::string& key, int size) {
   if (request.root < (any ? -1 : 0) || request.root >= size) {
     problem = "rank " + std::to_string(request.root) + " (expected 0.." + std::to_string(size - 1) +
               (request.kind == OpKind::kReceive ? ", or -1 for any)" : ")");
-  } else if (any && (request.numbers.empty() ||
-                     std::any_of(request.numbers.begin(), request.numbers.end(), [&](auto rank) {
-                       return rank < 0 || rank >= size;
-                     }))) {
-    problem = "any of " + shape_text(request.numbers) + " (expected ranks of 0.." +
-              std::to_string(size - 1) + ")";
   } else if (bytes < 0 || static_cast<std::uint64_t>(bytes) > kMaxTensorBytes) {
     problem =
         std::to_string(bytes) + " bytes (expected 0.." + std::to_string(kMaxTensorBytes) + ")";
