@@ -196,8 +196,7 @@ Handle Coordinator::submit_message(std::shared_ptr<Operation> operation) {
   } else {
     messenger_.receive(
         message.series,
-        {request.root, message.buffers.front().output, request.tensors[0].bytes(), ticket},
-        {request.numbers.begin(), request.numbers.end()});
+        {request.root, message.buffers.front().output, request.tensors[0].bytes(), ticket});
   }
   return handle;
 }

@@ -239,6 +239,7 @@ void Coordinator::look_after_peers_and_stalls() {
   }
   looked_ = now;
   plane_.watch_peers();
+  messenger_.look();
   if (device_path_->busy()) {
     communicators_.check_gpu();
     device_path_->look_after();

@@ -3,10 +3,13 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "csrc/base/error.h"
+#include "csrc/base/event.h"
 #include "csrc/base/socket.h"
 #include "csrc/base/wait_mark.h"
 #include "csrc/control/tcp/greetings.h"
@@ -65,6 +68,26 @@ class Connector {
                                         int interrupt,
                                         WaitMark* mark = nullptr);
 
+  /// What connections that come and go as ranks need them are for; called in one thread.
+  class OnDemand {
+   public:
+    /// Ranks to connect to, at least those that no call has told before.
+    virtual std::vector<int> wanted() = 0;
+    /// The connection to a rank, wanted or not, once; or why there is none to one that was wanted.
+    virtual void connected(int peer, Socket socket, const Status& status) = 0;
+
+   protected:
+    ~OnDemand() = default;
+  };
+
+  /// Opens and accepts connections of a kind which nobody else establishes, without a deadline for
+  /// ranks that are busy. `more` is set when others are wanted. Ends with Error(kShutdown) when
+  /// `interrupt` becomes readable.
+  [[noreturn]] void establish_on_demand(ChannelKind kind,
+                                        Event& more,
+                                        OnDemand& owner,
+                                        int interrupt);
+
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(addresses_.size()); }
 
@@ -86,6 +109,7 @@ class Connector {
   std::vector<Call*> calls_;  ///< of `establish` that are under way; the first accepts for all
   Greetings greetings_;
   std::map<Key, Socket> waiting_;  ///< accepted and verified before they were asked for
+  std::set<Key> on_demand_;        ///< that this rank has opened, or does so
   std::map<int, Socket> probes_;   ///< of ranks that are awaited, by rank
 };
 

@@ -51,6 +51,9 @@ void Greetings::serve(const Verify& verify) {
   for (auto next = greetings_.begin(); next != greetings_.end();) {
     next = advance(*next, verify) ? greetings_.erase(next) : std::next(next);
   }
+  if (greetings_.empty()) {
+    most_ = kMost;
+  }
   // Not for as long as more of them come: the caller has a deadline.
   for (int i = 0; i < kMostAtOnce; ++i) {
     Socket socket = accept();

@@ -21,6 +21,7 @@ using JobToken = std::array<std::uint8_t, 16>;
 /// First bytes on every connection, little endian, sent by the side that connects.
 struct Hello {
   static constexpr std::uint32_t kMagic = 0x43414941;  // "AIAC"
+  static constexpr std::uint16_t kVersion = 5;
 
   std::uint32_t magic;
   std::uint16_t version;
@@ -44,6 +45,7 @@ enum Answer : std::uint8_t {
   kWrongRank = 5,
   kDuplicate = 6,
   kNoDescriptors = 7,
+  kCrossed = 8,  ///< this rank opens one to that one itself
 };
 
 /// What it means that a connection was answered so.

@@ -24,6 +24,7 @@ std::optional<MessageReceive> Mailbox::offer(const std::string& key, MessageOffe
   }
   const MessageReceive receive = *found;
   receives.erase(found);
+  awaited_.erase(awaited_.find(receive.source));
   tidy(slot);
   return receive;
 }
@@ -36,21 +37,13 @@ std::optional<MessageOffer> Mailbox::receive(const std::string& key,
       offers.begin(), offers.end(), [&](const auto& offer) { return fits(receive, offer.source); });
   if (found == offers.end()) {
     slot->second.receives.push_back(receive);
+    awaited_.insert(receive.source);
     return std::nullopt;
   }
   MessageOffer offer = std::move(*found);
   offers.erase(found);
   tidy(slot);
   return offer;
-}
-
-bool Mailbox::awaits(int source) const {
-  return std::any_of(slots_.begin(), slots_.end(), [&](const auto& slot) {
-    const auto& receives = slot.second.receives;
-    return std::any_of(receives.begin(), receives.end(), [&](const auto& receive) {
-      return receive.source == source;
-    });
-  });
 }
 
 /// Keys need not come again.

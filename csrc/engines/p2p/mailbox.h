@@ -4,19 +4,23 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "csrc/base/raw_bytes.h"
 
 namespace aiacc {
 
+class MessageLink;
+
 /// A message that a rank has offered to this one.
 struct MessageOffer {
   int source = 0;
-  std::uint32_t id = 0;  ///< the source's number for it
+  MessageLink* link = nullptr;  ///< by which it came; null: of this rank's own
+  std::uint32_t id = 0;         ///< the link's number for it
   std::uint64_t bytes = 0;
   RawBytes payload;            ///< of a small one, which comes with the offer
-  const void* here = nullptr;  ///< of this rank's own, where it is,
+  const void* here = nullptr;  ///< of one of this rank's own, where it is,
   std::uint64_t ticket = 0;    ///< and what the sender calls it
 };
 
@@ -40,7 +44,7 @@ class Mailbox {
   std::optional<MessageOffer> receive(const std::string& key, const MessageReceive& receive);
 
   /// Whether a receive waits for this source and no other.
-  bool awaits(int source) const;
+  bool awaits(int source) const { return awaited_.find(source) != awaited_.end(); }
 
  private:
   struct Slot {
@@ -51,6 +55,7 @@ class Mailbox {
   void tidy(std::map<std::string, Slot>::iterator slot);
 
   std::map<std::string, Slot> slots_;
+  std::multiset<int> awaited_;  ///< sources of all receives that wait
 };
 
 }  // namespace aiacc

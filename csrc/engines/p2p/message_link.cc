@@ -1,13 +1,11 @@
 #include "csrc/engines/p2p/message_link.h"
 
-#include <poll.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
-
-#include "csrc/base/thread.h"
 
 namespace aiacc {
 namespace {
@@ -15,8 +13,8 @@ namespace {
 /// Has room for the largest offer.
 constexpr std::size_t kInboxBytes = std::size_t{32} << 10;
 
-/// How long the other end may take to close a connection that this one has done with.
-constexpr std::chrono::milliseconds kGoodbye{500};
+/// What a link moves before others have their turn.
+constexpr std::size_t kTurnBytes = std::size_t{1} << 20;
 
 }  // namespace
 
@@ -29,137 +27,134 @@ Status size_mismatch(
               " (expected equal); send and receive tensors of the same size and dtype"};
 }
 
-MessageLink::MessageLink(
-    Connector& connector, int peer, double peer_timeout_s, Owner& owner, const Cancellation& stop)
-    : connector_(connector),
+MessageLink::MessageLink(int rank, int peer, double peer_timeout_s, Owner& owner, int epoll)
+    : rank_(rank),
       peer_(peer),
       peer_timeout_s_(peer_timeout_s),
       owner_(owner),
-      stop_(stop),
-      inbox_(kInboxBytes),
-      thread_(start_thread("aiacc p2p " + std::to_string(peer), [this] { run(); })) {
+      epoll_(epoll),
+      inbox_(kInboxBytes) {
   static_assert(kInboxBytes >= sizeof(Header) + kMostKeyBytes + kEagerBytes);
 }
-
-MessageLink::~MessageLink() { join(); }
 
 void MessageLink::send(const std::string& key,
                        const void* data,
                        std::uint64_t bytes,
                        std::uint64_t ticket) {
-  Outgoing offer;
-  offer.header.kind = Header::kOffer;
-  offer.header.key_bytes = static_cast<std::uint16_t>(key.size());
-  offer.header.bytes = bytes;
-  offer.key = key;
+  const auto key_bytes = static_cast<std::uint16_t>(key.size());
+  Outgoing offer{{kMagic, Header::kOffer, key_bytes, 0, bytes}, key};
   if (bytes <= kEagerBytes) {
     offer.data = data;
     offer.bytes = bytes;
   }
-  Lock lock(mutex_);
-  offer.header.id = next_id_++;
-  sends_[offer.header.id] = {key, data, bytes, ticket};
-  push(lock, std::move(offer));
+  {
+    const std::lock_guard lock(mutex_);
+    offer.header.id = next_id_++;
+    sends_[offer.header.id] = {key, data, bytes, ticket};
+  }
+  push(std::move(offer));
 }
 
 void MessageLink::grant(std::uint32_t id, const MessageReceive& receive) {
-  Outgoing grant;
-  grant.header.kind = Header::kGrant;
-  grant.header.id = id;
+  {
+    const std::lock_guard lock(mutex_);
+    incoming_[id] = receive;
+  }
+  push({{kMagic, Header::kGrant, 0, id, 0}, {}});
+}
+
+/// Appends it, and writes what can be written.
+void MessageLink::push(Outgoing&& outgoing) {
   Lock lock(mutex_);
-  incoming_[id] = receive;
-  push(lock, std::move(grant));
-}
-
-void MessageLink::take(std::uint32_t id) {
-  Outgoing taken;
-  taken.header.kind = Header::kTaken;
-  taken.header.id = id;
-  post(std::move(taken));
-}
-
-void MessageLink::refuse(std::uint32_t id, std::uint64_t expected) {
-  Outgoing refusal;
-  refusal.header.kind = Header::kRefuse;
-  refusal.header.id = id;
-  refusal.header.bytes = expected;
-  post(std::move(refusal));
-}
-
-void MessageLink::post(Outgoing&& outgoing) {
-  Lock lock(mutex_);
-  push(lock, std::move(outgoing));
-}
-
-/// Appends it, and writes what can be written. The lock may be gone afterwards.
-void MessageLink::push(Lock& lock, Outgoing&& outgoing) {
   if (over_) {
     const Status end = end_;
     lock.unlock();
-    owner_.lost(end);
-    return;
+    return owner_.lost(end);
   }
   outbox_.push_back(std::move(outgoing));
-  wake_sleeper();
-  try {
-    write(lock);
-  } catch (...) {
-    owner_.lost(current_exception_status());
-  }
+  write(lock);
 }
 
-Status MessageLink::look_after() {
+Status MessageLink::end() {
   const std::lock_guard lock(mutex_);
-  wake_sleeper();
-  return over_ ? end_ : Status();
+  return end_;
+}
+
+void MessageLink::drain(Clock::time_point deadline) {
+  Lock lock(mutex_);
+  idle_.wait_until(lock, deadline, [this] {
+    return over_ || channel_ == nullptr || (outbox_.empty() && incoming_.empty());
+  });
+}
+
+void MessageLink::connect(Socket socket) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (over_ || channel_ != nullptr) {
+      return;
+    }
+    channel_ = std::make_unique<Channel>(
+        std::move(socket), peer_, "the connection for messages", peer_timeout_s_);
+    if (watch(EPOLL_CTL_ADD)) {
+      return;
+    }
+  }
+  fail(system_error(Code::kEngine, "[p2p] epoll_ctl", errno).status());
+}
+
+int MessageLink::fd() {
+  const std::lock_guard lock(mutex_);
+  return channel_ == nullptr ? -1 : channel_->fd();
 }
 
 /// With the lock.
-void MessageLink::wake_sleeper() {
-  if (std::exchange(sleeps_long_, false)) {
-    event_.set();
-  }
+bool MessageLink::watch(int operation) noexcept {
+  epoll_event event{};
+  event.events = full_ ? EPOLLIN | EPOLLOUT : EPOLLIN;
+  event.data.ptr = this;
+  watches_room_ = full_;
+  return epoll_ctl(epoll_, operation, channel_->fd(), &event) == 0;
 }
 
-/// Writes until the outbox is empty or the connection full, unless another thread does. Without the
-/// lock while it writes; throws without it.
+/// Writes until the outbox is empty, the connection full or the turn over, unless another thread
+/// does. Without the lock while it writes and when it returns.
 void MessageLink::write(Lock& lock) {
-  if (channel_ == nullptr || writing_ || full_ || over_) {
-    return;
+  if (writing_ || full_ || over_) {
+    return lock.unlock();
   }
   writing_ = true;
-  std::vector<std::uint64_t> sent;
+  std::size_t moved = 0;
   Status failure;
   while (!outbox_.empty() && !full_ && !over_ && failure.ok()) {
     Outgoing& outgoing = outbox_.front();
-    std::size_t bytes = 0;
     lock.unlock();
+    std::size_t bytes = 0;
+    bool whole = false;
     try {
       bytes = write_some(outgoing);
+      outgoing.written += bytes;
+      moved += bytes;
+      whole = outgoing.written == sizeof(Header) + outgoing.key.size() + outgoing.bytes;
+      if (whole && outgoing.ticket != 0) {
+        owner_.ended(outgoing.ticket, peer_, {});
+      }
     } catch (...) {
       failure = current_exception_status();
     }
     lock.lock();
-    outgoing.written += bytes;
-    full_ = bytes == 0;
-    if (outgoing.written == sizeof(Header) + outgoing.key.size() + outgoing.bytes) {
-      if (outgoing.ticket != 0) {
-        sent.push_back(outgoing.ticket);
-      }
+    full_ = bytes == 0 || moved >= kTurnBytes;
+    if (whole) {
       outbox_.pop_front();
     }
   }
   writing_ = false;
-  if (full_) {
-    event_.set();  // so that the thread waits for room
+  if (full_ != watches_room_ && !over_) {
+    watch(EPOLL_CTL_MOD);
   }
   idle_.notify_all();
   lock.unlock();
-  for (const std::uint64_t ticket : sent) {
-    owner_.ended(ticket, peer_, {});
-  }
   if (!failure.ok()) {
-    throw Error(failure);
+    fail(failure);
   }
 }
 
@@ -181,92 +176,54 @@ std::size_t MessageLink::write_some(const Outgoing& outgoing) {
   return channel_->send_some(parts, count);
 }
 
-void MessageLink::run() noexcept {
-  Status end;
+void MessageLink::serve(std::uint32_t events) noexcept {
   try {
-    connect();
-    while (true) {
+    if ((events & EPOLLOUT) != 0) {
+      Lock lock(mutex_);
+      full_ = false;
+      write(lock);
+    }
+    if ((events & ~std::uint32_t{EPOLLOUT}) != 0) {
       read();
-      {
-        Lock lock(mutex_);
-        write(lock);
-      }
-      sleep();
     }
   } catch (...) {
-    end = current_exception_status();
-  }
-  bool stopped = false;
-  try {
-    stop_.check();
-  } catch (const Error& error) {
-    stopped = true;
-    end = error.status();
-  }
-  {
-    Lock lock(mutex_);
-    over_ = true;  // Who waits from now on hears of it.
-    end_ = end;
-    idle_.notify_all();
-    idle_.wait(lock, [this] { return !writing_; });
-  }
-  if (!stopped && waits()) {
-    owner_.lost(end);
-  }
-  if (channel_ != nullptr) {
-    if (stopped && end.code() == Code::kShutdown) {
-      say_goodbye();
-    }
-    ::shutdown(channel_->fd(), SHUT_RDWR);
+    fail(current_exception_status());
   }
 }
 
-void MessageLink::connect() {
-  const ChannelSpec spec{peer_, ChannelKind::kMessages, 0, connector_.rank() < peer_, 0};
-  std::vector<Socket> sockets = connector_.establish_in_unit({spec}, stop_.fd());
-  Lock lock(mutex_);
-  channel_ = std::make_unique<Channel>(
-      std::move(sockets.front()), peer_, "the connection for messages", peer_timeout_s_);
-}
-
-/// Closing with unread bytes would reset the connection, and destroy what the other end has not
-/// read yet.
-void MessageLink::say_goodbye() noexcept {
-  const auto deadline = Clock::now() + kGoodbye;
-  ::shutdown(channel_->fd(), SHUT_WR);
-  try {
-    const iovec part{inbox_.data(), inbox_.size()};
-    while (Clock::now() < deadline) {
-      if (channel_->recv_some(&part, 1) == 0) {
-        pollfd entry{channel_->fd(), POLLIN, 0};
-        poll_until(&entry, 1, deadline);
-      }
-    }
-  } catch (const Error&) {
-    // Closed at the other end as well: done.
-  }
-}
-
-/// Until there is something to read, room to write or a reason to end. While something waits for
-/// the other rank, it looks after the link.
-void MessageLink::sleep() {
-  pollfd entries[3] = {
-      {stop_.fd(), POLLIN, 0}, {event_.fd(), POLLIN, 0}, {channel_->fd(), POLLIN, 0}};
+void MessageLink::look() noexcept {
   {
     const std::lock_guard lock(mutex_);
-    entries[2].events = static_cast<short>(full_ ? POLLIN | POLLOUT : POLLIN);
-    sleeps_long_ = true;  // Who waits from now on says so, see `look_after`.
+    if (over_ || channel_ == nullptr) {
+      return;
+    }
   }
-  const int ready = poll_until(
-      entries, 3, waits() ? Clock::now() + channel_->look_every() : Clock::time_point::max());
-  stop_.check();
-  event_.clear();
-  if (ready == 0) {
-    channel_->check_link();
+  try {
+    if (waits()) {
+      channel_->check_link();
+    }
+  } catch (...) {
+    fail(current_exception_status());
   }
-  const std::lock_guard lock(mutex_);
-  sleeps_long_ = false;
-  full_ = full_ && (entries[2].revents & ~POLLIN) == 0;
+}
+
+void MessageLink::fail(const Status& end, int how) noexcept {
+  Lock lock(mutex_);
+  if (over_) {
+    return;
+  }
+  over_ = true;  // Who waits from now on hears of it.
+  end_ = end;
+  idle_.notify_all();
+  idle_.wait(lock, [this] { return !writing_; });
+  if (channel_ != nullptr) {
+    watch(EPOLL_CTL_DEL);
+    ::shutdown(channel_->fd(), how);
+  }
+  lock.unlock();
+  if (waits()) {
+    owner_.lost(end);
+  }
 }
 
 /// Whether somebody waits for the other rank.
@@ -280,17 +237,12 @@ bool MessageLink::waits() {
   return owner_.awaits(peer_);
 }
 
-/// All that has come.
+/// What has come, or as much of it as a turn may take.
 void MessageLink::read() {
-  while (true) {
-    if (parse()) {
-      continue;
-    }
-    iovec part{};
+  for (std::size_t moved = 0; moved < kTurnBytes;) {
+    iovec part{reading_.data, data_left_};
     const bool into_tensor = data_left_ > 0;
-    if (into_tensor) {
-      part = {reading_.data, data_left_};
-    } else {
+    if (!into_tensor) {
       std::copy(inbox_.begin() + static_cast<std::ptrdiff_t>(begin_),
                 inbox_.begin() + static_cast<std::ptrdiff_t>(end_of_inbox_),
                 inbox_.begin());
@@ -298,14 +250,17 @@ void MessageLink::read() {
       part = {inbox_.data() + end_of_inbox_, inbox_.size() - end_of_inbox_};
     }
     const std::size_t bytes = channel_->recv_some(&part, 1);
-    if (bytes == 0) {
-      return;
-    }
     if (into_tensor) {
       take_data(bytes);
     } else {
       end_of_inbox_ += bytes;
     }
+    while (parse()) {
+    }
+    if (bytes < part.iov_len) {
+      return;
+    }
+    moved += bytes;
   }
 }
 
@@ -327,8 +282,7 @@ bool MessageLink::parse() {
     return false;
   }
   std::memcpy(&header, at, sizeof header);
-  if (header.magic != Header().magic || header.key_bytes > kMostKeyBytes ||
-      header.bytes > kMostBytes) {
+  if (header.magic != kMagic || header.key_bytes > kMostKeyBytes || header.bytes > kMostBytes) {
     distrust("no message of this version");
   }
   const bool has_payload = header.kind == Header::kOffer && header.bytes <= kEagerBytes;
@@ -350,6 +304,7 @@ void MessageLink::handle(const Header& header,
     case Header::kOffer: {
       MessageOffer offer;
       offer.source = peer_;
+      offer.link = this;
       offer.id = header.id;
       offer.bytes = header.bytes;
       if (header.bytes <= kEagerBytes) {
@@ -358,17 +313,15 @@ void MessageLink::handle(const Header& header,
       return owner_.offered(key, std::move(offer));
     }
     case Header::kGrant: {
-      Outgoing data;
       const Send send = take_send(header.id);
       if (send.bytes <= kEagerBytes) {
         distrust("a grant of what it has");
       }
-      data.header.kind = Header::kData;
-      data.header.id = header.id;
-      data.header.bytes = data.bytes = send.bytes;
-      data.data = send.data;
-      data.ticket = send.ticket;
-      return post(std::move(data));
+      return push({{kMagic, Header::kData, 0, header.id, send.bytes},
+                   {},
+                   send.data,
+                   send.bytes,
+                   send.ticket});
     }
     case Header::kTaken: {
       const Send send = take_send(header.id);
@@ -379,9 +332,8 @@ void MessageLink::handle(const Header& header,
     }
     case Header::kRefuse: {
       const Send send = take_send(header.id);
-      const int rank = connector_.rank();
       return owner_.ended(
-          send.ticket, peer_, size_mismatch(send.key, rank, send.bytes, peer_, header.bytes));
+          send.ticket, peer_, size_mismatch(send.key, rank_, send.bytes, peer_, header.bytes));
     }
     case Header::kData:
       return begin_data(header);
@@ -429,19 +381,6 @@ void MessageLink::distrust(const std::string& what) const {
   throw Error(Code::kPeerLost,
               "[p2p] rank " + std::to_string(peer_) + " sent " + what +
                   " and cannot be trusted; do all ranks run the same aiacc version?");
-}
-
-void MessageLink::drain(Clock::time_point deadline) {
-  Lock lock(mutex_);
-  idle_.wait_until(lock, deadline, [this] {
-    return over_ || channel_ == nullptr || (outbox_.empty() && incoming_.empty());
-  });
-}
-
-void MessageLink::join() {
-  if (thread_.joinable()) {
-    thread_.join();
-  }
 }
 
 }  // namespace aiacc

@@ -5,10 +5,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "csrc/base/event.h"
+#include "csrc/control/tcp/connector.h"
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/p2p/mailbox.h"
 #include "csrc/engines/p2p/message_link.h"
@@ -21,12 +25,14 @@ namespace aiacc {
 /// the order in which they were sent and received. Nothing else is ordered: no message waits for
 /// another one, for a collective or for a round. A send is over when the other rank has the
 /// message, or its receive gets it for certain: like `MPI_Ssend`, it waits for the receive.
-/// Ranks connect when they first have something for each other: a connection and a thread for each
-/// rank that this one sends to or receives from, thus for all `sources` of a receive from any.
+/// A rank connects to another one to send the first message between the two, so ranks that are
+/// silent cost nothing, even a receive from any. From the first send or receive on there are two
+/// threads, whatever the number of ranks: one moves what has come and what has to go on all
+/// connections, the other one makes the connections.
 /// Threads: any. Nothing blocks but `drain` and `stop`.
 /// Failure: a rank that is gone, while something waits for it, is reported once or more; whoever
 /// looks after the ranks then calls `stop`. Sizes that differ fail the send and the receive.
-class Messenger final : private MessageLink::Owner {
+class Messenger final : private MessageLink::Owner, private Connector::OnDemand {
  public:
   struct Events {
     /// The send or receive with this ticket is over: nobody uses its memory any more. `source`: the
@@ -45,11 +51,10 @@ class Messenger final : private MessageLink::Owner {
   /// Keys have at most MessageLink::kMostKeyBytes, messages at most kMostBytes.
   void send(
       int to, const std::string& key, const void* data, std::uint64_t bytes, std::uint64_t ticket);
-  /// From `receive.source`, or from any of `sources`.
-  void receive(const std::string& key,
-               const MessageReceive& receive,
-               const std::vector<int>& sources = {});
+  void receive(const std::string& key, const MessageReceive& receive);
 
+  /// Looks after the connections to ranks that something waits for. In one thread.
+  void look();
   /// Lets what is certain to come, come, until the deadline.
   void drain(Clock::time_point deadline);
   /// Drops everything without a word to anybody; when this returns no memory of a message is used
@@ -63,8 +68,15 @@ class Messenger final : private MessageLink::Owner {
   void lost(const Status& status) noexcept override;
   bool awaits(int source) override;
 
+  std::vector<int> wanted() override;
+  void connected(int peer, Socket socket, const Status& status) override;
+
+  void start();
+  void connect() noexcept;
+  void move() noexcept;
   void deliver(const std::string& key, MessageOffer& offer, const MessageReceive& receive);
   MessageLink* link_to(int peer);
+  MessageLink* add_link(int peer);
   std::vector<MessageLink*> links();
 
   Connector* const connector_;
@@ -72,12 +84,17 @@ class Messenger final : private MessageLink::Owner {
   const double peer_timeout_s_;
   const Events events_;
   Cancellation cancellation_;
+  Socket epoll_;       ///< with all connections, each as its link, and `cancellation_`
+  Event wanted_more_;  ///< for the thread that connects
 
   std::shared_mutex in_use_;  ///< shared by callers, who may use memory of messages
-  std::mutex mutex_;  ///< protects what follows; taken without a link's, and the other way round
+  std::mutex mutex_;          ///< protects what follows; a link's may be taken with it
   bool stopped_ = false;
   Mailbox mailbox_;
   std::map<int, std::unique_ptr<MessageLink>> links_;
+  std::set<int> unconnected_;  ///< peers whose link waits for a connection that nobody opens yet
+  std::thread moving_;
+  std::thread connecting_;
 };
 
 }  // namespace aiacc

@@ -375,7 +375,7 @@ TEST_F(StrangersTest, ManyOfThemAreNotAllHeld) {
   EXPECT_LE(open, Greetings::kMost);
 }
 
-/// Nobody accepts while a job runs: as many strangers wait as the kernel lets them, at every rank.
+/// Nobody accepts in between: as many strangers wait as the kernel lets them, at every rank.
 TEST_F(StrangersTest, BacklogsFullOfThemAreClearedWhenRanksConnect) {
   for (const int rank : {0, 1}) {
     const std::string address = world_.listener(rank).address();

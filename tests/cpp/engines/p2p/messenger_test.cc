@@ -5,12 +5,16 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -20,6 +24,7 @@
 #include "csrc/engines/p2p/mailbox.h"
 #include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/interruptions.h"
+#include "tests/cpp/support/process.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tcp_world.h"
 
@@ -48,12 +53,9 @@ class Rank {
     messenger_->send(to, key, data.data(), data.size(), ticket);
     return ticket;
   }
-  std::uint64_t receive(int from,
-                        const std::string& key,
-                        Data& data,
-                        const std::vector<int>& sources = {}) {
+  std::uint64_t receive(int from, const std::string& key, Data& data) {
     const std::uint64_t ticket = ++tickets_;
-    messenger_->receive(key, {from, data.data(), data.size(), ticket}, sources);
+    messenger_->receive(key, {from, data.data(), data.size(), ticket});
     return ticket;
   }
 
@@ -87,7 +89,7 @@ class Rank {
     messenger_->drain(Clock::now() + std::chrono::seconds(20));
     messenger_->stop({Code::kShutdown, "over"});
   }
-  void stop() { messenger_->stop({Code::kInternal, "stopped"}); }
+  void stop(Code code = Code::kInternal) { messenger_->stop({code, "stopped"}); }
 
  private:
   void end(std::uint64_t ticket, int source, const Status& status) {
@@ -186,13 +188,76 @@ TEST(Messenger, FromAnySource) {
     for (const std::size_t bytes : sizes) {
       Data data(bytes);
       for (int i = 0; i < 3 * kEach; ++i) {
-        const int source = self.wait(
-            self.receive(MessageReceive::kAnySource, std::to_string(bytes), data, {0, 1, 2, 3}));
+        const int source =
+            self.wait(self.receive(MessageReceive::kAnySource, std::to_string(bytes), data));
         EXPECT_EQ(data, Data(bytes, static_cast<std::uint8_t>(source)));
         seen[static_cast<std::size_t>(source)] += 1;
       }
     }
     EXPECT_EQ(seen, (std::vector<int>{0, 2 * kEach, 2 * kEach, 2 * kEach}));
+  });
+}
+
+/// Until as many entries of a folder of /proc are links to `what`, or threads of this name.
+bool await_entries(const std::filesystem::path& folder, const std::string& what, int expected) {
+  for (const auto end = Clock::now() + std::chrono::seconds(20); Clock::now() < end;) {
+    int count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      std::error_code none;
+      std::string text = std::filesystem::read_symlink(entry.path(), none).string();
+      if (none) {
+        std::getline(std::ifstream(entry.path() / "comm"), text);
+      }
+      count += text.rfind(what, 0) == 0 ? 1 : 0;
+    }
+    if (count == expected) {
+      return true;
+    }
+    std::this_thread::yield();
+  }
+  return false;
+}
+
+/// Whichever of the two has the lower number.
+TEST(Messenger, ReceivesFromAnySourceWithoutConnectionsToSilentRanks) {
+  constexpr int kSize = 9;
+  for (const int receiver : {0, 4}) {
+    TcpWorld world(kSize);
+    Rank self(&world.connector(receiver), receiver);
+    Rank other(&world.connector(2), 2);
+    const Data sent(1, 7);
+    Data received(1);
+    const std::uint64_t any = self.receive(MessageReceive::kAnySource, "x", received);
+    other.wait(other.send(receiver, "x", sent));
+    EXPECT_EQ(self.wait(any), 2);
+    EXPECT_EQ(received, sent);
+    EXPECT_TRUE(await_entries("/proc/self/fd", "socket:", kSize + 2))
+        << "listeners, and the ends of one connection";
+  }
+}
+
+TEST(Messenger, HasTwoThreadsAndAConnectionForEachPeerWhoeverSendsFirst) {
+  constexpr int kSize = 6;
+  std::atomic<int> arrived{0};
+  with_ranks(kSize, [&](int rank, Rank& self) {
+    const Data data = pattern(10, rank);
+    std::vector<Data> places(kSize, Data(10));
+    std::vector<std::uint64_t> tickets;
+    await_all(arrived, kSize);
+    for (int other = 0; other < kSize; ++other) {
+      tickets.push_back(self.send(other, "x", data));
+      tickets.push_back(self.receive(other, "x", places[static_cast<std::size_t>(other)]));
+    }
+    for (const std::uint64_t ticket : tickets) {
+      self.wait(ticket);
+    }
+    await_all(arrived, 2 * kSize);
+    if (rank == 0) {
+      EXPECT_TRUE(await_entries("/proc/self/task", "aiacc p2p", 2 * kSize));
+      EXPECT_TRUE(await_entries("/proc/self/fd", "socket:", kSize * kSize))
+          << "listeners, and two ends of a connection for each pair";
+    }
+    await_all(arrived, 3 * kSize);
   });
 }
 
@@ -207,7 +272,7 @@ TEST(Messenger, ToItself) {
     self.wait(first);
     EXPECT_EQ(here, mine);
     Data again(bytes);
-    const std::uint64_t any = self.receive(MessageReceive::kAnySource, "x", again, {0});
+    const std::uint64_t any = self.receive(MessageReceive::kAnySource, "x", again);
     EXPECT_FALSE(self.over(any));
     self.send(0, "x", mine);
     self.wait(any);
@@ -263,7 +328,7 @@ TEST(Messenger, WhoWaitsOnADeadLinkGetsToKnowWhateverSignalsCome) {
   run_as_ranks(2, [&](int rank) {
     if (rank == 1) {
       const std::vector<Socket> sockets =
-          world.connector(1).establish({{0, ChannelKind::kMessages, 0, false, 0}});
+          world.connector(1).establish({{0, ChannelKind::kMessages, 0, true, 0}});
       cut(sockets[0]);
       is_cut.set_value();
       is_lost.get_future().wait();
@@ -275,6 +340,10 @@ TEST(Messenger, WhoWaitsOnADeadLinkGetsToKnowWhateverSignalsCome) {
     is_cut.get_future().wait();
     const Interruptions signals;
     self.send(1, "x", data);
+    while (!self.is_lost()) {
+      self.messenger().look();
+      poll_until(nullptr, 0, Clock::now() + std::chrono::milliseconds(20));
+    }
     expect_error(self.lost(), Code::kPeerLost, {"lost rank 1 ", "nothing has arrived there"});
     is_lost.set_value();
     self.stop();
@@ -295,14 +364,50 @@ TEST(Messenger, StopEndsEverythingAtAnyTime) {
           self.receive(other, key, places[static_cast<std::size_t>(other)]);
         }
       }
-      self.receive(MessageReceive::kAnySource, "z", places[5], {0, 1, 2});
+      self.receive(MessageReceive::kAnySource, "z", places[5]);
       std::this_thread::yield();
-      self.stop();
+      self.stop(round % 2 == 0 ? Code::kInternal : Code::kShutdown);
       // Nobody writes there any more.
       places.clear();
       self.send(0, "x", large);
     });
   }
+}
+
+/// It accepts whoever comes, for as long as it runs.
+TEST(Messenger, AStrangerIsTurnedAwayWhileDescriptorsAreShort) {
+  TcpWorld world(2);
+  Rank self(&world.connector(0), 0);
+  Rank other(&world.connector(1), 1);
+  const Data sent(8, 3);
+  Data received(8);
+  const auto exchange = [&] {
+    const std::uint64_t ticket = other.send(0, "x", sent);
+    self.wait(self.receive(1, "x", received));
+    other.wait(ticket);
+  };
+  exchange();
+  for (const bool is_short : {true, false}) {
+    std::optional<DescriptorLimit> limit;
+    if (is_short) {
+      limit.emplace(1);  // for this end of the stranger's connection
+    }
+    Socket stranger =
+        connect_to(world.listener(0).address(), Clock::now() + std::chrono::seconds(20));
+    const std::string greeting(100, 'x');
+    stranger.send_some(greeting.data(), greeting.size(), "rank 0");
+    std::string answer(100, '\0');
+    EXPECT_FALSE(status_of([&] {
+                   while (true) {  // until it is closed
+                     pollfd entry{stranger.fd(), POLLIN, 0};
+                     poll_until(&entry, 1, Clock::time_point::max());
+                     stranger.recv_some(answer.data(), answer.size(), "rank 0");
+                   }
+                 }).ok());
+    EXPECT_TRUE(!is_short || answer[0] == kNoDescriptors);
+  }
+  exchange();
+  EXPECT_FALSE(self.is_lost());
 }
 
 /// As on the wire.
@@ -352,6 +457,43 @@ TEST(Messenger, WhatNoRankSendsIsNotBelieved) {
       self.stop();
     });
   }
+}
+
+TEST(Messenger, ARankThatReadsNothingKeepsNobodyElse) {
+  TcpWorld world(3);
+  std::promise<void> is_granted;
+  std::promise<void> is_over;
+  const std::shared_future<void> over = is_over.get_future().share();
+  run_as_ranks(3, [&](int rank) {
+    if (rank == 1) {
+      std::vector<Socket> sockets =
+          world.connector(1).establish({{0, ChannelKind::kMessages, 0, false, 0}});
+      pollfd offered{sockets[0].fd(), POLLIN, 0};
+      poll_until(&offered, 1, Clock::time_point::max());
+      const Frame grant{0xa2, 2, 0, 0, 0};
+      sockets[0].send_all(&grant, sizeof grant, "rank 0", Clock::now() + std::chrono::seconds(20));
+      is_granted.set_value();
+      over.wait();
+      return;
+    }
+    const Data large = pattern(kSizes.back(), rank);
+    Data theirs(large.size());
+    Rank self(&world.connector(rank), rank);
+    if (rank == 0) {
+      self.send(1, "x", large);
+      is_granted.get_future().wait();
+    }
+    const std::uint64_t sent = self.send(2 - rank, "x", large);
+    self.wait(self.receive(2 - rank, "x", theirs));
+    self.wait(sent);
+    EXPECT_EQ(theirs, pattern(theirs.size(), 2 - rank));
+    if (rank == 2) {
+      is_over.set_value();
+      self.leave();
+    }
+    over.wait();
+    self.stop();
+  });
 }
 
 /// All to all, at random, from several threads of each rank.
