@@ -18,6 +18,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/base/error.h"
+#include "tests/cpp/support/errors.h"
 #include "tests/cpp/support/process.h"
 #include "tests/cpp/support/text.h"
 
@@ -325,9 +326,7 @@ TEST_F(TimelineTest, TheSameFileBeginsAnewWhenThereIsRoomAgain) {
   Timeline timeline(0);
   const auto run = [&] {
     timeline.start(path("t.json"), false);
-    while (timeline.on()) {  // until the writer has found out
-      std::this_thread::yield();
-    }
+    yield_until([&] { return !timeline.on(); });  // until the writer has found out
   };
   errors_of(run, 8);
   EXPECT_EQ(read("t.json"), "");

@@ -4,7 +4,6 @@
 #include <future>
 #include <memory>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -33,12 +32,6 @@ Frame end_frame(Code code, const std::string& reason) {
 /// Longer than any test takes, on a busy machine and with a sanitizer too.
 constexpr double kLongSeconds = 600;
 
-ControlPlaneOptions with_timeout(double peer_timeout_s) {
-  ControlPlaneOptions options;
-  options.peer_timeout_s = peer_timeout_s;
-  return options;
-}
-
 /// Answers pings in the name of a raw rank.
 std::unique_ptr<Heartbeat> answer_pings(std::vector<Socket> sockets) {
   std::vector<Heartbeat::Link> links;
@@ -64,7 +57,7 @@ void with_raw_rank(int size,
       last(peers.control);
       return;
     }
-    ControlPlane plane(&world.connector(rank), with_timeout(peer_timeout_s));
+    ControlPlane plane(&world.connector(rank), {peer_timeout_s});
     const auto guard =
         rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
     others(plane);
@@ -86,11 +79,7 @@ Bytes large_message() { return Bytes(32 << 20, 7); }
 TEST(ControlPlane, RoundsThatComeTooEarlyAreNotCollected) {
   with_raw_peer(
       [&](ControlPlane& plane) {
-        const Status status = status_of([&] {
-          while (true) {
-            plane.service();
-          }
-        });
+        const Status status = first_error_of([&] { plane.service(); });
         expect_error(status, Code::kPeerLost, {"rounds ahead"});
       },
       [&](RawPeer& peer) {
@@ -321,13 +310,10 @@ TEST(ControlPlaneFuzz, DamagedStreamsEndInAnErrorThatNamesTheRank) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     with_raw_peer(
         [](ControlPlane& plane) {
-          Status status;
-          while (status.ok()) {
-            status = status_of([&] {
-              Bytes message = {0};
-              plane.all_reduce(message, join, Runner::kLoop);
-            });
-          }
+          const Status status = first_error_of([&] {
+            Bytes message = {0};
+            plane.all_reduce(message, join, Runner::kLoop);
+          });
           EXPECT_TRUE(status.message().find("rank 1") != std::string::npos ||
                       status.code() != Code::kPeerLost)
               << status.message();

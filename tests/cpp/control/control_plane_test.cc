@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <memory>
-#include <mutex>
 #include <numeric>
 #include <random>
 #include <string>
@@ -111,9 +109,8 @@ TEST_P(ControlPlaneTest, TheOrderOfArrivalDoesNotMatter) {
   }
   with_planes([&](int rank, ControlPlane& plane) {
     for (std::size_t round = 0; round < kRounds; ++round) {
-      while (arrived[round].load() < turns[round][static_cast<std::size_t>(rank)]) {
-        std::this_thread::yield();
-      }
+      const int turn = turns[round][static_cast<std::size_t>(rank)];
+      yield_until([&] { return arrived[round].load() >= turn; });
       ++arrived[round];
       meet(rank, plane);
     }
@@ -180,9 +177,7 @@ TEST_P(ControlPlaneTest, NoWakeIsLost) {
     for (int i = 1; i <= 300; ++i) {
       woken.store(i);
       plane.wake();
-      while (seen.load() < i) {
-        std::this_thread::yield();
-      }
+      yield_until([&] { return seen.load() >= i; });
     }
     sleeper.join();
   });
@@ -262,35 +257,22 @@ TEST_P(ControlPlaneTest, AnAbortFloodsAllRanksWithItsReason) {
       plane.abort({Code::kInternal, "once is enough"});
       return;
     }
-    Status status;
-    while (status.ok()) {
+    const Status status = first_error_of([&] {
       plane.wait(never());
-      status = status_of([&] { plane.service(); });
-    }
+      plane.service();
+    });
     plane.abort(status);  // as the coordinator does: not everybody knows everybody
     EXPECT_EQ(status.code(), reason.code());
     EXPECT_EQ(status.message(), reason.message());
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Alone,
-                         ControlPlaneTest,
-                         testing::Values(WorldSetting{1, Transport::kTcp}),
-                         setting_name);
+INSTANTIATE_TEST_SUITE_P(Alone, ControlPlaneTest, worlds({{Transport::kTcp, {1}}}), setting_name);
 
-const auto kTogether = testing::Values(WorldSetting{2, Transport::kTcp},
-                                       WorldSetting{3, Transport::kTcp},
-                                       WorldSetting{4, Transport::kTcp},
-                                       WorldSetting{5, Transport::kTcp},
-                                       WorldSetting{6, Transport::kTcp},
-                                       WorldSetting{7, Transport::kTcp},
-                                       WorldSetting{8, Transport::kTcp},
-                                       WorldSetting{2, Transport::kHost},
-                                       WorldSetting{5, Transport::kHost},
-                                       WorldSetting{3, Transport::kHosts},
-                                       WorldSetting{8, Transport::kHosts},
-                                       WorldSetting{2, Transport::kNoMemory},
-                                       WorldSetting{5, Transport::kNoMemory});
+const auto kTogether = worlds({{Transport::kTcp, {2, 3, 4, 5, 6, 7, 8}},
+                               {Transport::kHost, {2, 5}},
+                               {Transport::kHosts, {3, 8}},
+                               {Transport::kNoMemory, {2, 5}}});
 INSTANTIATE_TEST_SUITE_P(Together, ControlPlaneTest, kTogether, setting_name);
 INSTANTIATE_TEST_SUITE_P(Together, ControlPlanesTest, kTogether, setting_name);
 

@@ -36,7 +36,6 @@ std::string name_of_bed(const testing::TestParamInfo<CodedBed>& test) {
 
 class CodedTest : public testing::TestWithParam<CodedBed> {
  protected:
-  CodedTest() { world_.transport = GetParam().world.transport; }
   int size() const { return GetParam().world.size; }
 
   /// `body(rank, coordinator, submitter)` on every rank.
@@ -52,7 +51,7 @@ class CodedTest : public testing::TestWithParam<CodedBed> {
   }
 
   NcclWorld gpus_{GetParam().world.size};
-  CoordinatorWorld world_;
+  CoordinatorWorld world_{GetParam().world.size, GetParam().world.transport};
   int lanes_ = 2;
 };
 
@@ -252,9 +251,7 @@ TEST(CodedAndNarrowTensors, StayAsTheyAreWhereNothingTravels) {
   codings.push_back({WireFormat::kFloat16, 0});
   codings.push_back({WireFormat::kBFloat16, 0});
   for (const auto& [size, shares] : {std::pair(1, false), {2, false}, {2, true}}) {
-    CoordinatorWorld world;
-    world.size = size;
-    world.transport = Transport::kTcp;
+    CoordinatorWorld world(size, Transport::kTcp);
     if (shares) {
       world.make_engine = [](int, EngineContext* context, const std::shared_ptr<FakeHub>&) {
         return std::make_unique<ShmEngine>(*context);

@@ -53,11 +53,10 @@ TEST_P(CoordinatorFailuresTest, ShutdownFailsWhatIsOutstandingOnEveryRank) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds,
                          CoordinatorFailuresTest,
-                         testing::Values(WorldSetting{2, Transport::kFake},
-                                         WorldSetting{5, Transport::kFake},
-                                         WorldSetting{2, Transport::kHost},
-                                         WorldSetting{3, Transport::kTcp},
-                                         WorldSetting{5, Transport::kHosts}),
+                         worlds({{Transport::kFake, {2, 5}},
+                                 {Transport::kHost, {2}},
+                                 {Transport::kTcp, {3}},
+                                 {Transport::kHosts, {5}}}),
                          setting_name);
 
 /// Its all-reduces end long after those of the others, unless they are aborted.
@@ -147,8 +146,7 @@ TEST(CoordinatorFailures, NameTheRankThatReportsThem) {
 
 TEST(CoordinatorCycles, StartsAndStopsTwoHundredTimes) {
   for (int i = 0; i < 200; ++i) {
-    CoordinatorWorld world;
-    world.transport = i % 2 == 0 ? Transport::kFake : Transport::kTcp;
+    CoordinatorWorld world(2, i % 2 == 0 ? Transport::kFake : Transport::kTcp);
     with_coordinators(world, [&](int, RankParts& parts) {
       if (i % 3 != 0) {
         EXPECT_EQ(sum(*parts.coordinator, "x", 1), 2.0F);
@@ -165,9 +163,9 @@ TEST_P(StallTest, WarnsWithNamesAndRanksAndGoesOn) {
   world_.options.stall_warn_s = 0.02;
   world_.options.stall_file = path.string();
   with_coordinators(world_, [&](int rank, RankParts& parts) {
-    while (rank == 1 && occurrences(read_file(path), R"("missing_ranks": [1)") == 0) {  // no event
-      std::this_thread::yield();
-    }
+    yield_until([&] {  // there is no event
+      return rank != 1 || occurrences(read_file(path), R"("missing_ranks": [1)") > 0;
+    });
     EXPECT_EQ(sum(*parts.coordinator, "late", 1), 3.0F);
     barrier(*parts.coordinator, "end");
   });
@@ -192,9 +190,8 @@ TEST_P(StallTest, AJobReportsOnceInAPeriodWhoeverAsks) {
     const std::string mine = "t" + std::to_string(rank);
     float value = 1;
     const Handle handle = submit(*parts.coordinator, make_request(mine, {1}), &value, &value);
-    while (rank == 1 && occurrences(read_file(path), R"("t2")") < 4) {  // no event
-      std::this_thread::yield();
-    }
+    // There is no event.
+    yield_until([&] { return rank != 1 || occurrences(read_file(path), R"("t2")") >= 4; });
     if (rank != 1) {
       expect_error(status_of([&] { parts.coordinator->wait(handle); }), Code::kShutdown);
     }
@@ -248,8 +245,7 @@ TEST(StallFile, KeepsNobodyThoughItCannotBeWritten) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds,
                          StallTest,
-                         testing::Values(WorldSetting{3, Transport::kFake},
-                                         WorldSetting{3, Transport::kTcp}),
+                         worlds({{Transport::kFake, {3}}, {Transport::kTcp, {3}}}),
                          setting_name);
 
 }  // namespace

@@ -153,17 +153,14 @@ TEST(CoordinatorGpuFailures, AFailureOfTheGpuIsNoticedWithoutACall) {
       gpus.cuda.hold();
       gpu.wait(gpu.submit(make_request("x"), value));
       // All calls are over, and it goes on to look.
-      for (const int before = gpus.nccl.questions(); gpus.nccl.questions() < before + 20;) {
-        std::this_thread::yield();
-      }
+      const int before = gpus.nccl.questions();
+      yield_until([&] { return gpus.nccl.questions() >= before + 20; });
       if (of_nccl) {
         gpus.nccl.break_all_with(kNcclInternalError);
       } else {
         gpus.cuda.break_with(700);
       }
-      while (gpus.nccl.communicators() > 0) {  // until they are aborted
-        std::this_thread::yield();
-      }
+      yield_until([&] { return gpus.nccl.communicators() == 0; });  // until they are aborted
       const Status status = fatal_status(*parts.coordinator, "later");
       expect_error(status, Code::kEngine, {of_nccl ? "[nccl]" : "[cuda]"});
       gpus.cuda.release();

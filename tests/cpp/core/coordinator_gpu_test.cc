@@ -5,7 +5,6 @@
 #include <atomic>
 #include <functional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -194,12 +193,9 @@ TEST_P(CoordinatorGpuTest, InputsAreAwaitedAndReadersWait) {
     std::vector<float> seen(3000, 0.0F);
     std::atomic<bool> written{false};
     // The tensor is written long after it is submitted; streams decide what comes first.
-    std::thread writer;
     std::atomic<bool> go{false};
     ASSERT_EQ(kCudaSuccess, gpus_.cuda.enqueue(gpu.stream(), [&] {
-      while (!go.load()) {
-        std::this_thread::yield();
-      }
+      yield_until([&] { return go.load(); });
       std::fill(values.begin(), values.end(), 3.0F);
       written.store(true);
     }));

@@ -58,9 +58,8 @@ TEST(CoordinatorLanes, WhatIsOverOnAllRanksWeighsNothing) {
     // The lane of a large tensor that cannot be cut is free for the next.
     for (const std::int64_t elements : {50 * kElements, kElements, kElements}) {
       std::vector<float> data(static_cast<std::size_t>(elements), 1);
-      std::vector<float> out(data.size() * 2);
-      Request request = make_request("x" + std::to_string(elements), {elements});
-      request.kind = OpKind::kAllgather;
+      const Request request =
+          make_request("x" + std::to_string(elements), OpKind::kAllgather, {elements});
       finish(*parts.coordinator, submit(*parts.coordinator, request, data.data(), nullptr));
       barrier(*parts.coordinator, "all have it");
     }
@@ -190,8 +189,7 @@ TEST(CoordinatorWaits, AreNotHeldByALane) {
 
 /// Two thread switches would take longer.
 TEST(CoordinatorWaits, MoveWhatIsShortThemselves) {
-  CoordinatorWorld world;
-  world.size = 1;
+  CoordinatorWorld world(1);
   world.options.linger = std::chrono::hours(1);
   world.options.parameters.unit_bytes = 1 << 20;
   std::thread::id mover;

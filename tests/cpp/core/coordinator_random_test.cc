@@ -342,9 +342,7 @@ CoordinatorWorld world_of(const Bed& bed, NcclWorld& gpus, std::uint32_t seed) {
   std::mt19937 random(seed);
   static constexpr std::uint64_t kUnits[] = {256, 1000, 4096, 1 << 20};
   static constexpr std::size_t kCapacities[] = {0, 2, 4096};
-  CoordinatorWorld world;
-  world.size = bed.size;
-  world.transport = bed.transport;
+  CoordinatorWorld world(bed.size, bed.transport);
   world.lanes = 1 + static_cast<int>(random() % 4);
   world.options.parameters.lanes = 1 + random() % static_cast<std::uint32_t>(world.lanes);
   world.options.parameters.unit_bytes = kUnits[random() % std::size(kUnits)];

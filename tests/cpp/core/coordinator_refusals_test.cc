@@ -129,8 +129,7 @@ void expect_refusals(Coordinator& coordinator,
 }
 
 TEST(CoordinatorRefusals, RequestsThatCannotBe) {
-  CoordinatorWorld world;
-  world.size = 3;
+  CoordinatorWorld world(3);
   with_coordinators(world, [](int, RankParts& parts) {
     expect_refusals(*parts.coordinator, refusals());
     sum(*parts.coordinator, "x", 1);
@@ -138,8 +137,7 @@ TEST(CoordinatorRefusals, RequestsThatCannotBe) {
 }
 
 TEST(CoordinatorRefusals, WireFormatsOfTheWrongTensors) {
-  CoordinatorWorld world;
-  world.size = 1;
+  CoordinatorWorld world(1);
   with_coordinators(world, [](int, RankParts& parts) {
     for (const Coding& coding : {Coding{WireFormat::kBFloat16, 0},
                                  Coding{WireFormat::kInt8Blocks, 128},
@@ -167,8 +165,7 @@ TEST(CoordinatorRefusals, ParametersThatCannotBe) {
 }
 
 TEST(CoordinatorRefusals, ProcessSetsAndWhoIsNotInThem) {
-  CoordinatorWorld world;
-  world.size = 3;
+  CoordinatorWorld world(3);
   with_coordinators(world, [](int rank, RankParts& parts) {
     Coordinator& coordinator = *parts.coordinator;
     const auto refused = [](const auto& call, const std::vector<std::string>& parts_of_text) {

@@ -56,8 +56,7 @@ TEST_P(ProcessSetsTest, FormingNeedsTheMembersAlone) {
 TEST(ProcessSetsWait, KeepsNoOtherSetFromItsRounds) {
   constexpr std::int64_t kLarge = 20'000;
   Gate gate(false);
-  CoordinatorWorld world;
-  world.size = 4;
+  CoordinatorWorld world(4);
   world.options.parameters.unit_bytes = 1 << 17;
   world.before = [&](int rank, int, std::size_t bytes) {
     if (rank == 0 && bytes == kLarge * sizeof(float)) {
@@ -108,11 +107,10 @@ TEST_P(ProcessSetsTest, WhoHasLeftIsNotWaitedFor) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds,
                          ProcessSetsTest,
-                         testing::Values(WorldSetting{3, Transport::kFake},
-                                         WorldSetting{4, Transport::kFake},
-                                         WorldSetting{3, Transport::kHost},
-                                         WorldSetting{4, Transport::kTcp},
-                                         WorldSetting{6, Transport::kHosts}),
+                         worlds({{Transport::kFake, {3, 4}},
+                                 {Transport::kHost, {3}},
+                                 {Transport::kTcp, {4}},
+                                 {Transport::kHosts, {6}}}),
                          setting_name);
 
 }  // namespace

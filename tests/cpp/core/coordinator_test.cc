@@ -12,7 +12,6 @@
 
 #include <gtest/gtest.h>
 
-#include "csrc/core/execution/host_unit.h"
 #include "csrc/kernels/scale.h"
 #include "tests/cpp/kernels/elements.h"
 #include "tests/cpp/support/allocations.h"
@@ -36,9 +35,7 @@ TEST_P(CoordinatorTest, WhatNobodyWaitsForIsDoneAfterTheLingerOrAFlush) {
         if (flushes) {
           coordinator.flush();
         }
-        while (!coordinator.poll(handle)) {
-          std::this_thread::yield();
-        }
+        yield_until([&] { return coordinator.poll(handle); });
         finish(coordinator, handle);
         ASSERT_EQ(value, total());
       }
@@ -47,8 +44,7 @@ TEST_P(CoordinatorTest, WhatNobodyWaitsForIsDoneAfterTheLingerOrAFlush) {
 }
 
 TEST(CoordinatorAlone, AUnitsWorthDoesNotWaitForTheLinger) {
-  CoordinatorWorld world;
-  world.size = 1;
+  CoordinatorWorld world(1);
   world.options.linger = std::chrono::hours(1);
   world.options.parameters.unit_bytes = 4000;
   with_coordinators(world, [&](int, RankParts& parts) {
@@ -59,9 +55,7 @@ TEST(CoordinatorAlone, AUnitsWorthDoesNotWaitForTheLinger) {
       const Handle first = submit(coordinator, make_request("a"), a);
       EXPECT_FALSE(coordinator.poll(first)) << "half a unit is not worth a round";
       const Handle second = submit(coordinator, make_request("b"), b);
-      while (!coordinator.poll(first) || !coordinator.poll(second)) {
-        std::this_thread::yield();
-      }
+      yield_until([&] { return coordinator.poll(first) && coordinator.poll(second); });
       finish(coordinator, first);
       finish(coordinator, second);
     }
@@ -86,8 +80,7 @@ TEST_P(CoordinatorTest, AnIdleJobExchangesNothing) {
 
 /// The rank that is late does not take part in rounds that can only be in vain.
 TEST(CoordinatorRounds, AreNoMoreThanTensorsHoweverLateARankIs) {
-  CoordinatorWorld world;
-  world.transport = Transport::kTcp;
+  CoordinatorWorld world(2, Transport::kTcp);
   world.options.patience = std::chrono::hours(1);
   constexpr std::size_t kTensors = 50;
   std::vector<std::atomic<ControlPlane*>> early(kTensors);
@@ -100,9 +93,8 @@ TEST(CoordinatorRounds, AreNoMoreThanTensorsHoweverLateARankIs) {
         sent[i] = parts.plane->bytes_sent();
         early[i] = parts.plane.get();
       } else {
-        while (early[i] == nullptr || early[i].load()->bytes_sent() == sent[i]) {
-          std::this_thread::yield();
-        }
+        yield_until([&] { return early[i] != nullptr; });
+        yield_until([&] { return early[i].load()->bytes_sent() != sent[i]; });
       }
       ASSERT_EQ(sum(*parts.coordinator, "x", 1), 2);
       barrier(*parts.coordinator, "next");
@@ -205,13 +197,10 @@ TEST_P(CoordinatorTest, AdaptiveSumsWeighWholeTensorsOfAGroupThatCountsAsOne) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds,
                          CoordinatorTest,
-                         testing::Values(WorldSetting{1, Transport::kFake},
-                                         WorldSetting{2, Transport::kFake},
-                                         WorldSetting{4, Transport::kFake},
-                                         WorldSetting{7, Transport::kFake},
-                                         WorldSetting{2, Transport::kTcp},
-                                         WorldSetting{3, Transport::kHost},
-                                         WorldSetting{4, Transport::kHosts}),
+                         worlds({{Transport::kFake, {1, 2, 4, 7}},
+                                 {Transport::kTcp, {2}},
+                                 {Transport::kHost, {3}},
+                                 {Transport::kHosts, {4}}}),
                          setting_name);
 
 constexpr int kSteps = 200;
@@ -232,9 +221,7 @@ std::vector<Request> gradients() {
 class SteadyState : public testing::TestWithParam<int> {};
 
 TEST_P(SteadyState, AStepAllocatesNothing) {
-  CoordinatorWorld world;
-  world.size = GetParam();
-  world.transport = Transport::kHosts;
+  CoordinatorWorld world(GetParam(), Transport::kHosts);
   with_coordinators(world, [&](int rank, RankParts& parts) {
     Coordinator& coordinator = *parts.coordinator;
     const std::vector<Request> requests = gradients();

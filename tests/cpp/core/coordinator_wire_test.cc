@@ -97,12 +97,7 @@ TEST_P(CoordinatorWireTest, HalfTheBytesTravelInHalfTheUnits) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds,
                          CoordinatorWireTest,
-                         testing::Values(WorldSetting{1, Transport::kFake},
-                                         WorldSetting{2, Transport::kFake},
-                                         WorldSetting{1, Transport::kTcp},
-                                         WorldSetting{2, Transport::kTcp},
-                                         WorldSetting{3, Transport::kTcp},
-                                         WorldSetting{4, Transport::kTcp}),
+                         worlds({{Transport::kFake, {1, 2}}, {Transport::kTcp, {1, 2, 3, 4}}}),
                          setting_name);
 
 }  // namespace

@@ -11,7 +11,6 @@
 
 #include <gtest/gtest.h>
 
-#include "csrc/engines/tcp/tcp_engine.h"
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/process.h"
 #include "tests/cpp/support/text.h"
@@ -148,9 +147,7 @@ TEST(Runtime, ShutdownReleasesThreadsThatWait) {
         EXPECT_EQ(status.code(), Code::kShutdown) << status.message();
       });
     }
-    while (started.load() < 3) {
-      std::this_thread::yield();
-    }
+    yield_until([&] { return started.load() >= 3; });
     runtime.shutdown();
     for (std::thread& thread : threads) {
       thread.join();

@@ -68,9 +68,7 @@ class SubmittedStep {
       });
     } else if (random() % 8 == 0) {
       coordinator_.flush();
-      while (!coordinator_.poll(handle_)) {
-        std::this_thread::yield();
-      }
+      yield_until([&] { return coordinator_.poll(handle_); });
     }
     const Status status = status_of([&] {
       const auto operation =

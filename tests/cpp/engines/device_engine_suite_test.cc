@@ -6,7 +6,6 @@
 #include <cstring>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -306,9 +305,7 @@ void with_host_lanes(NcclWorld& world, int lanes, const FakeEngine::Before& befo
 struct SlowLane {
   std::atomic<bool> open{false};
   FakeEngine::Before before = [this](int lane, std::size_t) {
-    while (lane == 0 && !open.load()) {
-      std::this_thread::yield();
-    }
+    yield_until([&] { return lane != 0 || open.load(); });
   };
 };
 
@@ -347,9 +344,7 @@ TEST(HostStagedEngine, UnitsOfDifferentLanesOverlap) {
     engine.all_gather(0, slow.data(), all.data(), {40, 40});
     engine.all_gather(1, fast.data(), all.data(), {40, 40});
     const CudaDriver& driver = world.cuda.driver();
-    while (driver.stream_query(engine.stream(1)) == kCudaNotReady) {
-      std::this_thread::yield();
-    }
+    yield_until([&] { return driver.stream_query(engine.stream(1)) != kCudaNotReady; });
     EXPECT_EQ(kCudaNotReady, driver.stream_query(engine.stream(0))) << "rank " << rank;
     if (++through == 2) {
       slow_lane.open = true;
@@ -408,10 +403,7 @@ TEST(HostStagedEngine, AFailureOfTheNetworkShowsInCheck) {
     await_all(arrived, 2);
     fail = true;
     reduce();
-    Status status;
-    while (status.ok()) {
-      status = status_of([&] { engine.check(); });
-    }
+    const Status status = first_error_of([&] { engine.check(); });
     EXPECT_EQ(Code::kPeerLost, status.code());
     EXPECT_EQ("the network is gone", status.message());
     EXPECT_FALSE(engine.quiesce(Clock::now()));

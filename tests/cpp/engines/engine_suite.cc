@@ -1,5 +1,7 @@
 #include "tests/cpp/engines/engine_suite.h"
 
+#include <functional>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
@@ -162,25 +164,15 @@ TEST_P(EngineTest, DoesAnySequenceOfOperations) {
         const ReduceOp op = engine_ops()[below(engine_ops().size())];
         const std::size_t scale = scales[below(lane == kLanes ? 5 : 7)];
         const auto root = static_cast<int>(below(world().host_of.size()));
-        switch (below(6)) {
-          case 0:
-            check_broadcast(engine, lane, rank, root, scale);
-            break;
-          case 1:
-            check_all_gather(engine, lane, rank, size(), scale / 8);
-            break;
-          case 2:
-            check_reduce_scatter(engine, lane, rank, uneven_counts(size(), scale / 8), dtype, op);
-            break;
-          case 3:
-            check_all_to_all(engine, lane, rank, size(), scale / 16);
-            break;
-          case 4:
-            check_pieces(engine, lane, rank, size(), {scale / 2, 0, scale}, {dtype, op});
-            break;
-          default:
-            check_all_reduce(engine, lane, rank, size(), scale, dtype, op);
-        }
+        const std::vector<std::size_t> counts = uneven_counts(size(), scale / 8);
+        const std::function<void()> operations[] = {
+            [&] { check_broadcast(engine, lane, rank, root, scale); },
+            [&] { check_all_gather(engine, lane, rank, size(), scale / 8); },
+            [&] { check_reduce_scatter(engine, lane, rank, counts, dtype, op); },
+            [&] { check_all_to_all(engine, lane, rank, size(), scale / 16); },
+            [&] { check_pieces(engine, lane, rank, size(), {scale / 2, 0, scale}, {dtype, op}); },
+            [&] { check_all_reduce(engine, lane, rank, size(), scale, dtype, op); }};
+        operations[below(std::size(operations))]();
       }
     });
   }

@@ -37,6 +37,17 @@ struct WorldSetting {
   Transport transport;
 };
 
+/// The parameters of a suite that runs in worlds of these sizes.
+inline auto worlds(const std::vector<std::pair<Transport, std::vector<int>>>& sizes_of) {
+  std::vector<WorldSetting> settings;
+  for (const auto& [transport, sizes] : sizes_of) {
+    for (const int size : sizes) {
+      settings.push_back({size, transport});
+    }
+  }
+  return testing::ValuesIn(settings);
+}
+
 /// "Tcp4"
 inline std::string setting_name(const testing::TestParamInfo<WorldSetting>& test) {
   const char* names[] = {"Fake", "Tcp", "Host", "Hosts", "NoMemory"};
@@ -45,8 +56,8 @@ inline std::string setting_name(const testing::TestParamInfo<WorldSetting>& test
 
 /// What `with_coordinators` sets up.
 struct CoordinatorWorld {
-  int size = 2;
-  Transport transport = Transport::kFake;
+  int size;
+  Transport transport;
   int lanes = 2;
   CoordinatorOptions options;
   /// Makes a rank's engine for tensors on GPUs, if there shall be one.
@@ -58,7 +69,8 @@ struct CoordinatorWorld {
   std::function<std::unique_ptr<Engine>(int, EngineContext*, std::shared_ptr<FakeHub>)> make_engine;
   double peer_timeout_s = 5;  ///< of the engine
 
-  CoordinatorWorld() {
+  CoordinatorWorld(int ranks = 2, Transport between = Transport::kFake)
+      : size(ranks), transport(between) {
     options.parameters = {0, 4096, 2};
     options.parameters.gpu_unit_bytes = 4096;
     // Whoever sleeps through a wake-up looks around once in 250 s: that is a hang, not a delay.
@@ -79,15 +91,11 @@ struct RankParts {
 /// A suite that runs in several worlds.
 class CoordinatorSuite : public testing::TestWithParam<WorldSetting> {
  protected:
-  CoordinatorSuite() {
-    world_.size = GetParam().size;
-    world_.transport = GetParam().transport;
-  }
   int size() const { return world_.size; }
   /// Of what ranks give that give their number, counted from 1.
   float total() const { return static_cast<float>(size() * (size() + 1)) / 2; }
 
-  CoordinatorWorld world_;
+  CoordinatorWorld world_{GetParam().size, GetParam().transport};
 };
 
 /// Calls `body(rank, parts)` on a thread per rank. A rank whose body ends leaves in order, whatever
@@ -137,11 +145,7 @@ inline std::int64_t join(Coordinator& coordinator) {
 
 /// The error with which the job ends. Every rank waits for something of its own.
 inline Status fatal_status(Coordinator& coordinator, const std::string& name) {
-  Status status;
-  while (status.ok()) {
-    status = status_of([&] { sum(coordinator, name, 1); });
-  }
-  return status;
+  return first_error_of([&] { sum(coordinator, name, 1); });
 }
 
 }  // namespace aiacc

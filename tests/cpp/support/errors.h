@@ -28,6 +28,16 @@ Status status_of(Call call) {
   return {};
 }
 
+/// The error of the first of many equal calls that has one.
+template <class Call>
+Status first_error_of(Call call) {
+  return status_of([&] {
+    while (true) {
+      call();
+    }
+  });
+}
+
 /// That the text has these parts.
 inline void expect_parts(const std::string& text, const std::vector<std::string>& parts) {
   for (const std::string& part : parts) {
@@ -43,6 +53,14 @@ inline void expect_error(const Status& status,
   expect_parts(status.message(), parts);
 }
 
+/// Lets other threads run until `reached()`.
+template <class Reached>
+void yield_until(Reached reached) {
+  while (!reached()) {
+    std::this_thread::yield();
+  }
+}
+
 /// A call in a thread of its own, which waits for somebody who never comes; the constructor returns
 /// when it has begun.
 class BlockedCall {
@@ -53,9 +71,7 @@ class BlockedCall {
           begun_ = true;
           seen_ = status_of(call);
         }) {
-    while (!begun_) {
-      std::this_thread::yield();
-    }
+    yield_until([this] { return begun_.load(); });
   }
 
   /// The error with which it has ended.

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <functional>
 #include <numeric>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -51,9 +50,7 @@ TEST(HostPage, ASleeperIsRungForWhateverSleepsThere) {
       }
       ASSERT_TRUE(page.show(HostPage::kShare, round, message));
       page.call_in(round, true);
-      while (!page.shows(1 - rank, HostPage::kShare, round)) {
-        std::this_thread::yield();
-      }
+      yield_until([&] { return page.shows(1 - rank, HostPage::kShare, round); });
       Bytes theirs;
       ASSERT_TRUE(page.read(1 - rank, HostPage::kShare, round, theirs));
       ASSERT_EQ(theirs, Bytes(round % 100, static_cast<std::uint8_t>(1 - rank)));
@@ -67,9 +64,7 @@ TEST(HostPage, WhatHasNoRoomIsAnnouncedForTheSocket) {
     EXPECT_EQ(page.show(HostPage::kShare, 0, Bytes(1 << 20, 1)), false);
     EXPECT_EQ(page.show(HostPage::kResult, 0, {}), true);
     const int next = (rank + 1) % 3;
-    while (page.shares(0) < 2 || !page.shows(next, HostPage::kResult, 0)) {
-      std::this_thread::yield();
-    }
+    yield_until([&] { return page.shares(0) >= 2 && page.shows(next, HostPage::kResult, 0); });
     Bytes message{1};
     EXPECT_TRUE(page.by_socket(next, HostPage::kShare, 0));
     EXPECT_FALSE(page.read(next, HostPage::kShare, 0, message));
@@ -86,9 +81,7 @@ TEST(HostPage, WhoIsFurtherThanItCanBeIsNotTrusted) {
       page.show(HostPage::kShare, 5, {1});
       return;
     }
-    while (!page.shows(1, HostPage::kShare, 5)) {
-      std::this_thread::yield();
-    }
+    yield_until([&] { return page.shows(1, HostPage::kShare, 5); });
     Bytes message;
     expect_error(status_of([&] { page.read(1, HostPage::kShare, 0, message); }),
                  Code::kPeerLost,

@@ -205,8 +205,6 @@ class DeadUnitTest : public testing::TestWithParam<Watched> {
   static constexpr int kDeserter = kRanks - 1;
 
   DeadUnitTest() {
-    world_.size = kRanks;
-    world_.transport = GetParam().transport;
     world_.peer_timeout_s = kPeerTimeout;
     world_.options.unit_timeout_s = 1;
     world_.options.parameters.unit_bytes = 1 << 20;
@@ -265,7 +263,7 @@ class DeadUnitTest : public testing::TestWithParam<Watched> {
   }
 
   NcclWorld gpus_{kRanks};
-  CoordinatorWorld world_;
+  CoordinatorWorld world_{kRanks, GetParam().transport};
 };
 
 TEST_P(DeadUnitTest, AnAllReduceThatOneLeavesOutEnds) { check(OpKind::kAllreduce); }
@@ -341,8 +339,7 @@ INSTANTIATE_TEST_SUITE_P(Gpus, LateUnitTest, over_nccl, name_of_world);
 
 /// Rank 1 is on its way to the unit.
 TEST(UnitWatch, ARankThatIsNotThereYetIsWaitedFor) {
-  CoordinatorWorld world;
-  world.size = 3;
+  CoordinatorWorld world(3);
   world.options.unit_timeout_s = 0.1;
   world.options.parameters.unit_bytes = 1 << 20;
   world.before = [&](int rank, int lane, std::size_t) {

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
-#include <string>
 #include <utility>
 #include <vector>
 

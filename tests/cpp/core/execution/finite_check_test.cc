@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -157,18 +156,13 @@ TEST_P(FiniteCheckTest, RaisesOnEveryRankWithoutAnotherCall) {
     EXPECT_TRUE(run(parts, gpu, good).ok());
     Step bad = make_step(rank == 1);
     Status status = run(parts, gpu, bad);
-    if (GetParam().place == Place::kNccl) {     // it was queued; the GPU finds out
-      while (gpus_.nccl.communicators() > 0) {  // until they are aborted
-        std::this_thread::yield();
-      }
+    if (GetParam().place == Place::kNccl) {  // it was queued; the GPU finds out
+      yield_until([&] { return gpus_.nccl.communicators() == 0; });  // until they are aborted
     } else {
       EXPECT_EQ(Code::kNotFinite, status.code());
     }
     await_all(failed, kSize);
-    float value = 1;
-    for (status = {}; status.ok();) {
-      status = status_of([&] { sum(*parts.coordinator, "later", value); });
-    }
+    status = fatal_status(*parts.coordinator, "later");
     expect_error(
         status, Code::kNotFinite, {"'b': " + std::string("rank 1 gave"), GetParam().trouble.text});
   });
@@ -196,9 +190,7 @@ TEST(FiniteCheckOnHosts, NothingFollowsWhatIsHeldBack) {
   world.options.check_finite = FiniteMode::kRaise;
   world.options.parameters = {0, 4096, 1};
   world.before = [&](int, int, std::size_t) {  // so 'a' waits until all are in the lane
-    while (queued.load() < world.size) {
-      std::this_thread::yield();
-    }
+    yield_until([&] { return queued.load() >= world.size; });
   };
   with_coordinators(world, [&](int rank, RankParts& parts) {
     std::vector<std::vector<float>> memory;
@@ -208,9 +200,7 @@ TEST(FiniteCheckOnHosts, NothingFollowsWhatIsHeldBack) {
       auto& data = memory.emplace_back(1024, *name == 'b' && rank == 1 ? NAN : 1.0F);
       handles.push_back(submit(*parts.coordinator, make_request(name), data));
     }
-    while (parts.coordinator->stats().units < handles.size()) {
-      std::this_thread::yield();
-    }
+    yield_until([&] { return parts.coordinator->stats().units >= handles.size(); });
     ++queued;
     finish(*parts.coordinator, handles.front());
     for (std::size_t i = 1; i < handles.size(); ++i) {

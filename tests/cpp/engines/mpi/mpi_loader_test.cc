@@ -5,7 +5,6 @@
 #include <future>
 #include <memory>
 #include <string>
-#include <thread>
 #include <tuple>
 
 #include <gtest/gtest.h>
@@ -60,9 +59,7 @@ TEST(MpiCallTest, ACallThatIsGivenUpGoesOnAlone) {
   EXPECT_EQ(1, calls_under_way());
   go_on->set_value();
   end.wait();
-  while (calls_under_way() > 0) {
-    std::this_thread::yield();
-  }
+  yield_until([] { return calls_under_way() == 0; });
 }
 
 TEST(MpiCallTest, SaysWhichCallHasFailed) {

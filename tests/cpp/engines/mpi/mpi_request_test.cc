@@ -120,9 +120,7 @@ MpiPlugin progress_plugin() {
     inside = true;
     ++calls;
     strays += communicator == kCommunicator ? 0 : 1;
-    while (held) {
-      std::this_thread::yield();
-    }
+    yield_until([] { return !held.load(); });
     inside = false;
     return 1;  // an error, which is somebody else's
   };
@@ -141,18 +139,14 @@ class MpiProgressTest : public testing::Test {
 
 TEST_F(MpiProgressTest, CallsMpiAgainAndAgain) {
   MpiProgress progress(plugin_, kCommunicator);
-  while (calls < 50) {
-    std::this_thread::yield();
-  }
+  yield_until([] { return calls.load() >= 50; });
   EXPECT_EQ(strays, 0);
 }
 
 TEST_F(MpiProgressTest, StopReturnsWhenTheThreadIsOutsideMpi) {
   held = true;
   MpiProgress progress(plugin_, kCommunicator);
-  while (!inside) {
-    std::this_thread::yield();
-  }
+  yield_until([] { return inside.load(); });
   std::thread other([&] {
     progress.stop();
     EXPECT_FALSE(inside);
@@ -169,9 +163,7 @@ TEST_F(MpiProgressTest, StopReturnsWhenTheThreadIsOutsideMpi) {
 TEST_F(MpiProgressTest, RestBeginsWhenTheThreadIsOutsideMpi) {
   held = true;
   MpiProgress progress(plugin_, kCommunicator);
-  while (!inside) {
-    std::this_thread::yield();
-  }
+  yield_until([] { return inside.load(); });
   std::thread other([&] {
     progress.rest(true);
     EXPECT_FALSE(inside);
@@ -181,9 +173,7 @@ TEST_F(MpiProgressTest, RestBeginsWhenTheThreadIsOutsideMpi) {
   for (const bool rests : {true, false}) {  // what is queued moves while it rests, too
     progress.rest(rests);
     const int last = calls;
-    while (calls == last) {
-      std::this_thread::yield();
-    }
+    yield_until([&] { return calls.load() > last; });
   }
 }
 

@@ -1,7 +1,5 @@
 #include "csrc/engines/mpi/pages.h"
 
-#include <unistd.h>
-
 #include <cstring>
 #include <limits>
 #include <utility>

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -49,9 +48,7 @@ TEST(ShmWaitTest, NamesTheRankAsInTheJobOnEveryLane) {
       }));
     }
     for (int lane = 0; lane <= part->express_lane(); ++lane) {
-      while (part->waits(lane).seconds == 0) {
-        std::this_thread::yield();
-      }
+      yield_until([&] { return part->waits(lane).seconds > 0; });
       EXPECT_EQ(2, part->waits(lane).for_rank);
     }
     part->abort({Code::kShutdown, "stop now"});

@@ -55,9 +55,7 @@ TEST(FirstAllToAllTest, WaitsForARankThatNeverComesAsOneCanSee) {
       return;
     }
     BlockedCall blocked([&] { exchange_floats(engine, 0, 2, 1); });
-    while (engine.waits(0).seconds == 0) {
-      std::this_thread::yield();
-    }
+    yield_until([&] { return engine.waits(0).seconds > 0; });
     EXPECT_EQ(engine.waits(0).for_rank, 0);
     engine.abort({Code::kShutdown, "stop now"});
     expect_error(blocked.join(), Code::kShutdown);
@@ -147,11 +145,7 @@ TEST_P(LostPeerTest, IsNamed) {
     if (rank == leaver) {
       return;
     }
-    const Status seen = status_of([&] {
-      while (true) {
-        call(*engine);
-      }
-    });
+    const Status seen = first_error_of([&] { call(*engine); });
     const bool next_to_it = rank == 0;
     expect_error(seen,
                  Code::kPeerLost,

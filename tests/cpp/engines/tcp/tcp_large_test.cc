@@ -61,7 +61,6 @@ TEST(TcpLargeTest, PiecesOfMoreThanTwoGiB) {
     if (rank == 0) {
       memory.fill(0x5a);
     }
-    const std::vector<std::size_t> none(2, 0);
     const std::vector<std::size_t> sent = {0, rank == 0 ? kBytes : 0};
     const std::vector<std::size_t> received = {rank == 1 ? kBytes : 0, 0};
     engine.all_to_all(0, memory.data(), memory.data(), sent, received);

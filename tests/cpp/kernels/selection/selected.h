@@ -41,42 +41,35 @@ inline std::vector<float> elements_of(Shape shape, std::size_t count, std::uint3
   std::mt19937_64 random(seed);
   std::normal_distribution<double> normal;
   std::exponential_distribution<double> exponential;
-  std::vector<float> elements(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    const double sign = random() % 2 == 0 ? 1.0 : -1.0;
-    double value = 0.0;
+  const auto element = [&](std::size_t i, double sign) {
     switch (shape) {
       case Shape::kGaussian:
-        value = normal(random);
-        break;
+        return normal(random);
       case Shape::kLaplace:
-        value = sign * exponential(random);
-        break;
+        return sign * exponential(random);
       case Shape::kStudent:
-        value = normal(random) / std::sqrt(exponential(random));
-        break;
+        return normal(random) / std::sqrt(exponential(random));
       case Shape::kLayers:
-        value = normal(random) * std::pow(3.0, -static_cast<double>(i * 8 / count));
-        break;
+        return normal(random) * std::pow(3.0, -static_cast<double>(i * 8 / count));
       case Shape::kAscending:
-        value = sign * static_cast<double>(i);
-        break;
+        return sign * static_cast<double>(i);
       case Shape::kFewValues:
-        value = sign * static_cast<double>(random() % 5);
-        break;
+        return sign * static_cast<double>(random() % 5);
       case Shape::kConstant:
-        value = sign * 0.1;
-        break;
+        return sign * 0.1;
       case Shape::kMostlyZero:
-        value = random() % 50 == 0 ? normal(random) : sign * 0.0;
-        break;
+        return random() % 50 == 0 ? normal(random) : sign * 0.0;
       case Shape::kZero:
         break;
       case Shape::kSubnormal:
-        value = normal(random) * 1e-42;
-        break;
+        return normal(random) * 1e-42;
     }
-    elements[i] = static_cast<float>(value);
+    return 0.0;
+  };
+  std::vector<float> elements(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const double sign = random() % 2 == 0 ? 1.0 : -1.0;
+    elements[i] = static_cast<float>(element(i, sign));
   }
   return elements;
 }

@@ -1,9 +1,12 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
@@ -66,44 +69,20 @@ class Liar {
   }
 
   void change(Request& request) {
-    switch (below(12)) {
-      case 0:
-        request.kind = static_cast<OpKind>(below(kOpKinds));
-        break;
-      case 1:
-        request.tensors[0].dtype = static_cast<DataType>(below(kDataTypes));
-        break;
-      case 2:
-        request.op = static_cast<ReduceOp>(below(6));
-        break;
-      case 3:
-        request.root = static_cast<std::int32_t>(number());
-        break;
-      case 4:
-        request.device = static_cast<std::int32_t>(below(3)) - 1;
-        break;
-      case 5:
-        request.process_set = static_cast<std::uint32_t>(number());
-        break;
-      case 6:
-        change(request.tensors[0].shape);
-        break;
-      case 7:
-        request.tensors.resize(1 + below(4));
-        break;
-      case 8:
-        change(request.tensors[below(request.tensors.size())].shape);
-        break;
-      case 9:
-        change(request.numbers);
-        break;
-      case 10:
-        (chance(2) ? request.prescale : request.postscale) =
-            std::numeric_limits<double>::quiet_NaN();
-        break;
-      default:
-        request.cacheable = !request.cacheable;
-    }
+    const std::function<void()> changes[] = {
+        [&] { request.kind = static_cast<OpKind>(below(kOpKinds)); },
+        [&] { request.tensors[0].dtype = static_cast<DataType>(below(kDataTypes)); },
+        [&] { request.op = static_cast<ReduceOp>(below(6)); },
+        [&] { request.root = static_cast<std::int32_t>(number()); },
+        [&] { request.device = static_cast<std::int32_t>(below(3)) - 1; },
+        [&] { request.process_set = static_cast<std::uint32_t>(number()); },
+        [&] { change(request.tensors[0].shape); },
+        [&] { request.tensors.resize(1 + below(4)); },
+        [&] { change(request.tensors[below(request.tensors.size())].shape); },
+        [&] { change(request.numbers); },
+        [&] { (chance(2) ? request.prescale : request.postscale) = std::nan(""); },
+        [&] { request.cacheable = !request.cacheable; }};
+    changes[below(std::size(changes))]();
     for (std::size_t i = 0; has_rows(request.kind) && i < request.tensors.size(); ++i) {
       TensorSpec& tensor = request.tensors[i];
       tensor.shape.resize(std::max<std::size_t>(tensor.shape.size(), 1), number());

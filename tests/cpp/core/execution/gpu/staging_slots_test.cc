@@ -206,9 +206,8 @@ TEST_P(StagingSlotsTest, ProcessSetsHaveTheirOwn) {
       }
       EXPECT_TRUE(coordinator.remove_process_set(request.process_set));
       barrier(coordinator, "removed");
-      while (cuda_.registered() != 0) {  // the lane of the last unit still has to let go of the set
-        std::this_thread::yield();
-      }
+      // The lane of the last unit still has to let go of the set.
+      yield_until([&] { return cuda_.registered() == 0; });
       barrier(coordinator, "looked");
     }
   });
@@ -225,15 +224,13 @@ TEST_P(StagingSlotsTest, ABrokenDeviceIsAnErrorAndNoHang) { check_broken_device(
 
 INSTANTIATE_TEST_SUITE_P(Worlds,
                          StagingSlotsTest,
-                         testing::Values(WorldSetting{2, Transport::kTcp},
-                                         WorldSetting{3, Transport::kTcp}),
+                         worlds({{Transport::kTcp, {2, 3}}}),
                          setting_name);
 
 /// What `auto` takes on one host.
 TEST(StagingSlots, HierarchicalOnOneHostSharesThem) {
   NcclWorld gpus(2);
-  CoordinatorWorld world;
-  world.transport = Transport::kTcp;
+  CoordinatorWorld world(2, Transport::kTcp);
   world.options.parameters.unit_bytes = kUnit;
   world.make_engine = [](int, EngineContext* context, const std::shared_ptr<FakeHub>&) {
     context->host_of = {0, 0};
@@ -294,8 +291,7 @@ TEST(StagingSlots, AnAbortWaitsForCopiesThatAreUnderWay) {
         aborted.set_value();
       }
     };
-    CoordinatorWorld world;
-    world.transport = Transport::kTcp;
+    CoordinatorWorld world(2, Transport::kTcp);
     world.options.parameters.unit_bytes = 8 * kUnit;
     world.options.staging = [&]() -> const CudaDriver& { return standing.driver; };
     world.make_engine = [&](int, EngineContext* context, const std::shared_ptr<FakeHub>&) {

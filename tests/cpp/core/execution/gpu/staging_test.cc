@@ -65,10 +65,7 @@ TEST_P(StagingTest, ABrokenDeviceIsAnErrorAndNoHang) { check_broken_device(1000)
 
 INSTANTIATE_TEST_SUITE_P(Worlds,
                          StagingTest,
-                         testing::Values(WorldSetting{1, Transport::kFake},
-                                         WorldSetting{2, Transport::kFake},
-                                         WorldSetting{2, Transport::kTcp},
-                                         WorldSetting{3, Transport::kTcp}),
+                         worlds({{Transport::kFake, {1, 2}}, {Transport::kTcp, {2, 3}}}),
                          setting_name);
 
 /// As it is with rows that are too many for one buffer.
