@@ -57,6 +57,9 @@ class _Foreign:
         self.__array_interface__ = array.__array_interface__
 
 
+SIZES = (1, 3, pytest.param(2, marks=pytest.mark.fast), pytest.param(4, marks=pytest.mark.nightly))
+
+
 def _take_foreign_arrays():
     given = _Foreign(np.arange(3.0))
     assert_equal(hvd.allreduce(given, op=hvd.Sum), np.arange(3.0) * hvd.size())
@@ -80,7 +83,7 @@ def _take_numbers_and_lists():
     assert_equal(hvd.broadcast((1.5, rank), 0), np.array([1.5, 0.0]))
 
 
-@on_ranks(1, 3, 4, pytest.param(2, marks=pytest.mark.fast))
+@on_ranks(*SIZES)
 def test_every_operation_dtype_and_reduction():
     check_operations()
     _take_foreign_arrays()

@@ -454,7 +454,7 @@ SITUATIONS = {
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@on_ranks(2, 3, each={"name": SITUATIONS})
+@on_ranks(2, pytest.param(3, marks=pytest.mark.nightly), each={"name": SITUATIONS})
 def test_every_situation_with(schedule, name):
     row = SITUATIONS[name]
     is_fit = schedule != "adasum" or (name in OF_ALL and hvd.size() != 3)

@@ -150,7 +150,7 @@ def test_decoupled_on_a_probed_network_needs_no_search(monkeypatch):
 
 def test_where_kinds_take_turns_no_plan_of_neighbours_alone_and_no_other_planner_is_better():
     better = 0
-    for problem in random_problems(100, 3, "in turn", 4, 9):
+    for problem in random_problems(100, 3, "in turn", 4, 8):
         seconds = {name: planned(name, problem).predicted_s for name in planners.ALL}
         allowed = allowed_plans(problem)
         alone = min(all_reduce_step(problem, ends) for ends in allowed)
