@@ -352,7 +352,7 @@ TEST(Messenger, WhoWaitsOnADeadLinkGetsToKnowWhateverSignalsCome) {
 
 /// In the middle of a message, with others waiting, connected or not.
 TEST(Messenger, StopEndsEverythingAtAnyTime) {
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < 10; ++round) {
     TcpWorld world(3);
     run_as_ranks(3, [&](int rank) {
       Rank self(&world.connector(rank), rank);
