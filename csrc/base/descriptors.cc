@@ -79,6 +79,7 @@ std::string exhaustion_remedy(int error_number) {
 void discard_until_closed(const std::vector<int>& sockets, Clock::time_point deadline) noexcept {
   std::vector<char> waste(64 << 10);
   std::vector<pollfd> open;
+  open.reserve(sockets.size());
   for (const int socket : sockets) {
     open.push_back({socket, POLLIN, 0});
   }
