@@ -195,13 +195,13 @@ void Connector::Call::sleep(std::vector<pollfd> own, Clock::duration nap) {
   }
   poll_until(own.data(), own.size(), Clock::now() + nap);
   event_.clear();
+  if (own[interrupt].revents != 0) {
+    throw Error(Code::kShutdown, "[control] " + own_name_ + " stopped waiting for connections");
+  }
   if (accepts) {
     greetings.serve([this](const Hello& hello, Socket socket) {
       return connector_.verify(hello, std::move(socket));
     });
-  }
-  if (own[interrupt].revents != 0) {
-    throw Error(Code::kShutdown, "[control] " + own_name_ + " stopped waiting for connections");
   }
 }
 
