@@ -227,7 +227,7 @@ _LARS |= dict.fromkeys(("lr", "least_ratio", "largest_ratio"), 1)
     [
         lambda: _core.prepare(_core.ALLREDUCE, "op", "x", (2, 3), 7, 0, -1).start(_HERE, 0),
         lambda: _core.send(0, 4, 0, "k"),
-        lambda: _core.receive(0, 4, 0, "k", ()),
+        lambda: _core.receive(0, 4, 0, "k"),
         lambda: _core.select_largest(0, _HERE, 6, 1, 1),
         lambda: _core.select_largest(_HERE, 0, 6, 1, 1),
         lambda: _core.lars_step([(0, _HERE, 0, 6)], _core.LarsOptions(**_LARS), 1),
