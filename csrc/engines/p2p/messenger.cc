@@ -193,11 +193,12 @@ void Messenger::connected(int peer, Socket socket, const Status& status) {
     const auto found = links_.find(peer);
     link = found != links_.end() ? found->second.get() : add_link(peer);
   }
-  if (!status.ok()) {
-    return link->fail(status);
+  if (status.ok()) {
+    socket.set_options();
+    link->connect(std::move(socket));
+  } else if (link->fd() < 0) {  // else the other rank has opened one
+    link->fail(status);
   }
-  socket.set_options();
-  link->connect(std::move(socket));
 }
 
 void Messenger::move() noexcept {
