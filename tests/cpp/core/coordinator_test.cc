@@ -62,18 +62,17 @@ TEST(CoordinatorAlone, AUnitsWorthDoesNotWaitForTheLinger) {
   });
 }
 
-TEST_P(CoordinatorTest, AnIdleJobExchangesNothing) {
+/// Heartbeats go on for a while (heartbeat_test.cc): bytes would count them.
+TEST_P(CoordinatorTest, AnIdleJobHasNoRounds) {
   with_coordinators(world_, [&](int, RankParts& parts) {
     Coordinator& coordinator = *parts.coordinator;
     sum(coordinator, "x", 1);
     barrier(coordinator, "b");
     const auto rounds = parts.plane->rounds();
-    const auto bytes = parts.plane->bytes_sent();
     // There is no event for something that does not happen.
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     EXPECT_EQ(parts.plane->rounds(), rounds);
-    EXPECT_EQ(parts.plane->bytes_sent(), bytes);
-    // Nobody leaves before all have looked: a farewell is traffic.
+    // Nobody leaves before all have looked.
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
   });
 }
